@@ -1,0 +1,319 @@
+"""The arithmetic of CBNN: errors, votes, sample weights, bounds.
+
+Here are the equations of "Boost Neural Networks by Checkpoints" (Wang et al.,
+NeurIPS 2021), one function each, and `Booster`, which applies them round after
+round. Everything is NumPy in float64. When a round takes place is in
+`schedules.py`, where the weights meet the data in `sample_weights.py`.
+
+The paper's letters: omega_i `weights[i]` (they sum to 1), e `error`, lambda
+`vote`, k `num_classes`, eta `deviation_rate`, Z `normaliser`, I(G = y)
+`correct`.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+def stage_error(weights: Floats, correct: Bools) -> float:
+    """Weighted error rate e of one checkpoint (eq. 4).
+
+    e = sum of omega_i over the misclassified samples.
+
+    Args:
+        weights: omega, shape `(num_samples,)`, sums to 1.
+        correct: True where the checkpoint is right, shape `(num_samples,)`.
+
+    Example:
+
+    >>> stage_error(np.array([0.5, 0.25, 0.25]), np.array([True, False, True]))
+    0.25
+    """
+    return float(weights[~correct].sum())
+
+
+def stage_vote(
+    error: float, num_classes: int, smallest_weight: float = 0.0
+) -> float:
+    """Vote lambda of one checkpoint (eq. 3).
+
+    lambda = log((1 - e) / e) + log(k - 1); it is positive exactly where the
+    checkpoint is better than chance.
+
+    Args:
+        error: e, at least 0 and below 1.
+        num_classes: k, at least 2.
+        smallest_weight: The smallest positive omega. A perfect stage counts as
+            half a sample wrong, or its vote would be infinite: an e below half
+            of this is replaced by it. Defaults to 0, no floor.
+
+    Example:
+
+    >>> round(stage_vote(0.05, num_classes=100), 2)  # as in section 3.2
+    7.54
+    >>> round(stage_vote(0.0, num_classes=2, smallest_weight=0.1), 4)
+    2.9444
+    """
+    error = max(error, smallest_weight / 2)
+    return float(np.log((1 - error) / error) + np.log(num_classes - 1))
+
+
+def is_better_than_chance(error: float, num_classes: int) -> bool:
+    """Whether e < 1 - 1/k, which is what makes lambda positive.
+
+    Example:
+
+    >>> is_better_than_chance(0.49, num_classes=2)
+    True
+    >>> is_better_than_chance(0.5, num_classes=2)
+    False
+    """
+    # A sum over n weights is rounded: what is wrong on exactly 1 - 1/k of them
+    # must not pass by the last digits.
+    return num_classes * error < (num_classes - 1) * (1 - 1e-12)
+
+
+def stage_normaliser(error: float, vote: float, deviation_rate: float) -> float:
+    """Normaliser Z of one round (eq. 7, in the closed form of theorem 2).
+
+    Z = (1 - e) * exp(-eta * lambda) + e; below 1 wherever lambda > 0.
+
+    Example:
+
+    >>> round(stage_normaliser(0.25, vote=np.log(3), deviation_rate=1.0), 12)
+    0.5
+    """
+    return float((1 - error) * np.exp(-deviation_rate * vote) + error)
+
+
+def update_weights(
+    weights: Floats, correct: Bools, vote: float, deviation_rate: float
+) -> Floats:
+    """Sample weights of the next round (eq. 6).
+
+    omega_i <- omega_i * exp(-eta * lambda * correct_i) / Z, with Z such that
+    they sum to 1: what was misclassified gains weight.
+
+    Example:
+
+    >>> update_weights(
+    ...     np.full(4, 0.25),
+    ...     np.array([True, True, True, False]),
+    ...     vote=np.log(3),
+    ...     deviation_rate=1.0,
+    ... ).round(12)
+    array([0.16666667, 0.16666667, 0.16666667, 0.5       ])
+    """
+    exponents = -deviation_rate * vote * correct
+    # Z cancels a common factor; without it no rate can make all weights 0.
+    updated = weights * np.exp(exponents - exponents.max())
+    return np.asarray(updated / updated.sum())
+
+
+def exponential_loss(
+    weights: Floats, true_class_votes: Floats, total_vote: float
+) -> float:
+    """Exponential loss of the ensemble so far (eq. 10).
+
+    L = sum of omega_1i * exp(-G^y(x_i)), where G^y(x_i) is the share of the
+    votes that went to the right class. Theorem 1: L is at most the product of
+    the normalisers, as long as the votes sum to less than 1/eta.
+
+    Args:
+        weights: The first round's omega (1/n in the paper).
+        true_class_votes: Sum of lambda over the members that got the sample
+            right, shape `(num_samples,)`.
+        total_vote: Sum of lambda over all members, positive.
+
+    Example:
+
+    >>> loss = exponential_loss(
+    ...     np.array([0.5, 0.5]), np.array([2.0, 0.0]), total_vote=2.0
+    ... )
+    >>> round(loss, 6)  # (exp(-1) + exp(0)) / 2
+    0.68394
+    """
+    return float(np.sum(weights * np.exp(-true_class_votes / total_vote)))
+
+
+def is_within_budget(
+    votes: Sequence[float], deviation_rate: float, reserved_vote: float = 0.0
+) -> bool:
+    """Whether the votes sum to less than 1/eta (eq. 8).
+
+    With `reserved_vote`, the vote lambda_0 expected of the final model, this is
+    the stop rule of algorithm 1, line 3.
+
+    Example:
+
+    >>> is_within_budget([60.0, 30.0], deviation_rate=0.01)
+    True
+    >>> is_within_budget([60.0, 30.0], 0.01, reserved_vote=10.0)
+    False
+    >>> is_within_budget([1e9], deviation_rate=0.0)
+    True
+    """
+    return deviation_rate * (reserved_vote + sum(votes)) < 1
+
+
+def combine_probabilities(
+    probabilities: ArrayLike, votes: ArrayLike
+) -> NDArray[np.floating]:
+    """Soft voting: the vote-weighted mean of probabilities (eq. 9).
+
+    Args:
+        probabilities: Shape `(num_members, ...)`.
+        votes: Shape `(num_members,)`, with a positive sum.
+
+    Example:
+
+    >>> combine_probabilities([[[0.9, 0.1]], [[0.3, 0.7]]], votes=[2.0, 1.0])
+    array([[0.7, 0.3]])
+    """
+    shares = np.asarray(votes, dtype=np.float64)
+    return np.tensordot(shares / shares.sum(), np.asarray(probabilities), 1)
+
+
+def one_hot_votes(probabilities: ArrayLike) -> NDArray[np.floating]:
+    """One-hot decisions, the paper's G_m; ties go to the lower class.
+
+    One column is the probability of class 1 of two, and stays one column.
+    Averaged by `combine_probabilities` this is hard voting.
+
+    Args:
+        probabilities: Shape `(..., num_classes)`, or `(..., 1)` if binary.
+
+    Example:
+
+    >>> one_hot_votes([[0.2, 0.8], [0.5, 0.5]])
+    array([[0., 1.],
+           [1., 0.]])
+    >>> one_hot_votes([[0.2], [0.8]])
+    array([[0.],
+           [1.]])
+    """
+    values = np.asarray(probabilities)
+    dtype = values.dtype if values.dtype.kind == "f" else np.float64
+    if values.shape[-1] == 1:
+        return (values > 0.5).astype(dtype)
+    winners = values.argmax(axis=-1)
+    return np.eye(values.shape[-1], dtype=dtype)[winners]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """What one round found.
+
+    Attributes:
+        error: e, the weighted error.
+        vote: lambda; 0 where the checkpoint is not a member.
+        normaliser: Z; 1 where the weights stay as they were for want of a vote.
+        bound: Product of the Zs so far, upper bound of `exponential_loss`.
+        exponential_loss: Of the members so far; 1 while there is none.
+        is_member: Whether the checkpoint joins the ensemble.
+        within_budget: Whether the votes sum to less than 1/eta, the condition
+            of theorem 1.
+        is_final: Whether this is the model at the end of training.
+    """
+
+    error: float
+    vote: float
+    normaliser: float
+    bound: float
+    exponential_loss: float
+    is_member: bool
+    within_budget: bool
+    is_final: bool
+
+
+class Booster:
+    """The state of boosting: sample weights, votes, bound.
+
+    Fed with what each checkpoint got right, in order, it is a pure function of
+    those bits: a run that goes on after a crash replays them.
+
+    Args:
+        distribution: The first round's omega, shape `(num_samples,)`,
+            non-negative, sums to 1.
+        num_classes: k.
+        deviation_rate: eta.
+        expected_error: Error expected of the final model; gives lambda_0.
+
+    Example:
+
+    >>> booster = Booster(np.full(4, 0.25), 2, deviation_rate=1.0)
+    >>> stage = booster.add(np.array([True, True, True, False]))
+    >>> stage.error, round(stage.vote, 4), round(stage.normaliser, 4)
+    (0.25, 1.0986, 0.5)
+    """
+
+    def __init__(
+        self,
+        distribution: Floats,
+        num_classes: int,
+        deviation_rate: float = 0.01,
+        expected_error: float = 0.05,
+    ) -> None:
+        self.weights = distribution
+        self.votes: list[float] = []
+        self.bound = 1.0
+        self._first_weights = distribution
+        self._num_classes = num_classes
+        self._deviation_rate = deviation_rate
+        self._reserved_vote = stage_vote(expected_error, num_classes)
+        self._true_class_votes = np.zeros_like(distribution)
+
+    def may_continue(self) -> bool:
+        """The stop rule: may there be another checkpoint before the last?"""
+        return is_within_budget(
+            self.votes, self._deviation_rate, self._reserved_vote
+        )
+
+    def add(self, correct: Bools, *, is_final: bool = False) -> Stage:
+        """Takes one checkpoint in, and reweights unless it is the final one.
+
+        A checkpoint that is no better than chance is not a member and leaves
+        the weights alone. Only a final model that no member precedes is taken
+        in any case, with a vote of 1: the ensemble is then that model.
+        """
+        error = stage_error(self.weights, correct)
+        smallest = float(self.weights[self.weights > 0].min())
+        is_member = is_better_than_chance(
+            max(error, smallest / 2), self._num_classes
+        )
+        vote, normaliser = 0.0, 1.0
+        if is_member:
+            vote = stage_vote(error, self._num_classes, smallest)
+            normaliser = stage_normaliser(error, vote, self._deviation_rate)
+            if not is_final:
+                self.weights = update_weights(
+                    self.weights, correct, vote, self._deviation_rate
+                )
+        elif is_final and not self.votes:
+            is_member, vote = True, 1.0
+        if is_member:
+            self.votes.append(vote)
+            self._true_class_votes = self._true_class_votes + vote * correct
+        self.bound *= normaliser
+        return Stage(
+            error=error,
+            vote=vote,
+            normaliser=normaliser,
+            bound=self.bound,
+            exponential_loss=self._exponential_loss(),
+            is_member=is_member,
+            within_budget=is_within_budget(self.votes, self._deviation_rate),
+            is_final=is_final,
+        )
+
+    def _exponential_loss(self) -> float:
+        if not self.votes:
+            return 1.0  # exp(-0): no member has voted for anything yet
+        return exponential_loss(
+            self._first_weights, self._true_class_votes, sum(self.votes)
+        )
