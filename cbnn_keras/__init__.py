@@ -1,0 +1,31 @@
+"""CBNN for Keras: one training run, one boosted checkpoint ensemble."""
+
+from typing import TYPE_CHECKING, Any
+
+from cbnn_keras.version import __version__
+
+if TYPE_CHECKING:
+    from cbnn_keras.callback import CBNNCallback
+    from cbnn_keras.ensemble import CheckpointEnsemble
+    from cbnn_keras.sample_weights import weighted
+
+__all__ = ["CBNNCallback", "CheckpointEnsemble", "__version__", "weighted"]
+
+# Loaded at first use, so that `cbnn --help` need not wait for TensorFlow.
+_HOMES = {
+    "CBNNCallback": "cbnn_keras.callback",
+    "CheckpointEnsemble": "cbnn_keras.ensemble",
+    "weighted": "cbnn_keras.sample_weights",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

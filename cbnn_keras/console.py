@@ -1,0 +1,47 @@
+"""What a person sees while a run is going on."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import rich.console
+import rich.progress
+
+
+class Reporter:
+    """Lines and progress bars that go along with Keras' own output.
+
+    Args:
+        verbose: `fit`'s: 0 says nothing; 1 is a bar that our lines must not
+            run into; 2 is one line an epoch.
+    """
+
+    def __init__(self, verbose: Any) -> None:
+        self.is_silent = verbose == 0
+        self._console = rich.console.Console(
+            highlight=False, soft_wrap=True, markup=False, emoji=False
+        )
+        # Keras' bar ends without a line break. On a terminal ours has just
+        # taken its place and is gone.
+        self._has_open_line = verbose not in (0, 2) and not (
+            self._console.is_interactive
+        )
+
+    def line(self, text: str, *, during_epoch: bool = False) -> None:
+        if not self.is_silent:
+            lead = "\n" if during_epoch and self._has_open_line else ""
+            self._console.print(lead + text)
+
+    def track(
+        self, iterable: Iterable[Any], total: int, description: str
+    ) -> Iterator[Any]:
+        """Passes the items on; the bar is gone when they are through."""
+        progress = rich.progress.Progress(
+            *rich.progress.Progress.get_default_columns(),
+            console=self._console,
+            transient=True,
+            disable=self.is_silent or not self._console.is_interactive,
+        )
+        with progress:
+            yield from progress.track(
+                iterable, total=total, description=description
+            )

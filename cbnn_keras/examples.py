@@ -1,0 +1,369 @@
+"""The training samples, each with an index that always means the same one.
+
+`ArrayExamples` hold arrays, `DatasetExamples` a `tf.data.Dataset` of single
+`(x, y)` examples. Both give the same three views: shuffled training batches
+that carry their indices, un-augmented inputs in the order of the index (to
+score them), and the labels in that order. What the samples weigh is in
+`sample_weights.py`.
+"""
+
+import abc
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+Augment = Callable[[Any, tf.Tensor], Any]
+# Wraps an iterable of batches to show its progress: (iterable, total) -> same.
+Track = Callable[[Iterable[Any], int], Iterable[Any]]
+
+
+def untracked(iterable: Iterable[Any], total: int) -> Iterable[Any]:
+    return iterable
+
+
+class Examples(abc.ABC):
+    """Samples addressed by index.
+
+    Attributes:
+        num_samples: n.
+    """
+
+    num_samples: int
+
+    @abc.abstractmethod
+    def training_batches(
+        self,
+        next_key: Callable[[], tf.Tensor],
+        *,
+        batch_size: int,
+        shuffle: bool | int,
+        augment: Augment | None,
+    ) -> tf.data.Dataset:
+        """Batches `(index, x, y)` of one pass, a new order every pass.
+
+        Args:
+            next_key: Called when a pass starts; gives its seed, shape `(2,)`.
+            batch_size: Samples per batch; the last one may be smaller.
+            shuffle: Whether to shuffle, or the size of the buffer to use.
+            augment: `augment(x, seed)` for single samples; the seed derives
+                from the key and the index alone.
+        """
+
+    @abc.abstractmethod
+    def inputs(self, batch_size: int) -> Iterator[Any]:
+        """Batches of x, un-augmented, in the order of the index."""
+
+    @abc.abstractmethod
+    def labels(self, track: Track = untracked) -> np.ndarray:
+        """All y in the order of the index."""
+
+
+class ArrayExamples(Examples):
+    """Samples in arrays: NumPy, tensors or data frames, in any nest for x."""
+
+    def __init__(self, x: Any, y: Any) -> None:
+        self._x = tf.nest.map_structure(_as_tensor, _lists_to_tuples(x))
+        self._y = _as_tensor(_single_array(y))
+        sizes = [
+            int(a.shape[0]) if a.shape.rank else None
+            for a in tf.nest.flatten((self._x, self._y))
+        ]
+        if len(set(sizes)) != 1 or sizes[0] is None or sizes[0] == 0:
+            raise ValueError(
+                "weighted(x, y): every array needs one entry a sample along "
+                "its first axis; received first axes of "
+                f"{sizes[:-1]} for x and {sizes[-1]} for y."
+            )
+        self.num_samples = sizes[0]
+
+    def training_batches(
+        self,
+        next_key: Callable[[], tf.Tensor],
+        *,
+        batch_size: int,
+        shuffle: bool | int,
+        augment: Augment | None,
+    ) -> tf.data.Dataset:
+        def one_pass(_: tf.Tensor) -> tf.data.Dataset:
+            key = next_key()
+            order = tf.range(self.num_samples, dtype=tf.int64)
+            if shuffle:  # all of it: with arrays no buffer is needed
+                order = tf.random.experimental.stateless_shuffle(order, key)
+            return _with_key(tf.data.Dataset.from_tensor_slices(order), key)
+
+        indices = tf.data.Dataset.from_tensors(0).flat_map(one_pass)
+        if augment is None:
+            return (
+                indices.map(lambda index, _: index)
+                .batch(batch_size)
+                .map(
+                    lambda index: (index, *self._take(index)),
+                    num_parallel_calls=tf.data.AUTOTUNE,
+                )
+            )
+
+        def one_example(index: tf.Tensor, key: tf.Tensor) -> Any:
+            x, y = self._take(index)
+            return index, augment(x, _sample_seed(key, index)), y
+
+        return indices.map(
+            one_example, num_parallel_calls=tf.data.AUTOTUNE
+        ).batch(batch_size)
+
+    def inputs(self, batch_size: int) -> Iterator[Any]:
+        starts = tf.data.Dataset.range(0, self.num_samples, batch_size)
+        yield from starts.map(
+            lambda start: self._take(
+                tf.range(
+                    start, tf.minimum(start + batch_size, self.num_samples)
+                )
+            )[0],
+            num_parallel_calls=tf.data.AUTOTUNE,
+        ).prefetch(tf.data.AUTOTUNE)
+
+    def labels(self, track: Track = untracked) -> np.ndarray:
+        return self._y.numpy()
+
+    def _take(self, index: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        return tf.nest.map_structure(
+            lambda array: tf.gather(array, index), (self._x, self._y)
+        )
+
+
+class DatasetExamples(Examples):
+    """Samples of a `tf.data.Dataset`, indexed by their position in it.
+
+    That position must mean the same sample in every pass. A hash of each
+    example is kept from the first pass and compared in the later ones, so that
+    a dataset that shuffles (or augments) inside is refused: at once if two
+    looks at its head differ, or else in the first pass that does.
+    """
+
+    _HEAD = 256  # examples looked at twice before anything else happens
+    _READ_BATCH = 256
+
+    def __init__(
+        self, dataset: tf.data.Dataset, num_samples: int | None = None
+    ) -> None:
+        spec = dataset.element_spec
+        if not (isinstance(spec, tuple) and len(spec) == 2):
+            raise ValueError(
+                "weighted(dataset): the dataset must give single examples "
+                f"`(x, y)`; its elements are {spec}. Sample weights go into "
+                "the argument `sample_weight`."
+            )
+        self._check_single_label(spec[1])
+        self.num_samples = _cardinality(dataset, num_samples)
+        self._dataset = dataset
+        self._hashes: np.ndarray | None = None
+        self._check_head()
+
+    def training_batches(
+        self,
+        next_key: Callable[[], tf.Tensor],
+        *,
+        batch_size: int,
+        shuffle: bool | int,
+        augment: Augment | None,
+    ) -> tf.data.Dataset:
+        buffer = self.num_samples if shuffle is True else int(shuffle)
+
+        def one_pass(_: tf.Tensor) -> tf.data.Dataset:
+            key = next_key()
+            examples = self._dataset.enumerate()
+            if buffer:
+                # `shuffle` mixes in the seed of the graph, this function's.
+                # Unset, it is the global one: then the key does not decide
+                # alone, and a global seed of 0 is an error in TensorFlow.
+                tf.compat.v1.set_random_seed(1)
+                seed = tf.random.stateless_uniform(
+                    [], key, minval=None, maxval=None, dtype=tf.int64
+                )
+                examples = examples.shuffle(
+                    buffer, seed=seed, reshuffle_each_iteration=False
+                )
+            return _with_key(examples, key)
+
+        def one_example(
+            example: tuple[tf.Tensor, tuple[Any, tf.Tensor]], key: tf.Tensor
+        ) -> Any:
+            index, (x, y) = example
+            if augment is not None:
+                x = augment(x, _sample_seed(key, index))
+            return index, x, y
+
+        return (
+            tf.data.Dataset.from_tensors(0)
+            .flat_map(one_pass)
+            .map(one_example, num_parallel_calls=tf.data.AUTOTUNE)
+            .batch(batch_size)
+        )
+
+    def inputs(self, batch_size: int) -> Iterator[Any]:
+        hashed = self._dataset.map(
+            lambda x, y: (x, _hash(x, y)), num_parallel_calls=tf.data.AUTOTUNE
+        )
+        position = 0
+        for x, hashes in hashed.batch(batch_size).prefetch(tf.data.AUTOTUNE):
+            self._check_hashes(position, hashes.numpy())
+            position += len(hashes)
+            yield x
+        if self._hashes is not None and position != len(self._hashes):
+            raise ValueError(_SHUFFLES_INSIDE)
+
+    def labels(self, track: Track = untracked) -> np.ndarray:
+        labelled = self._dataset.map(
+            lambda x, y: (y, _hash(x, y)), num_parallel_calls=tf.data.AUTOTUNE
+        )
+        batches = labelled.batch(self._READ_BATCH).prefetch(tf.data.AUTOTUNE)
+        num_batches = -(-self.num_samples // self._READ_BATCH)
+        labels, hashes = [], []
+        for y, code in track(batches, num_batches):
+            labels.append(y.numpy())
+            hashes.append(code.numpy())
+        num_read = sum(map(len, labels))
+        if num_read != self.num_samples:
+            raise ValueError(
+                f"weighted(dataset): the dataset has {num_read} examples, but "
+                f"{self.num_samples} were announced. Give the true number as "
+                "`num_samples`."
+            )
+        self._hashes = np.concatenate(hashes)
+        return np.concatenate(labels)
+
+    @staticmethod
+    def _check_single_label(spec: Any) -> None:
+        if tf.nest.is_nested(spec):
+            raise ValueError(
+                "weighted(dataset): y must be one label a sample, not "
+                f"{spec}. CBNN boosts one classification output."
+            )
+        if spec.shape.rank is not None and spec.shape.rank > 0:
+            if spec.shape[0] is None or spec.shape.rank > 1:
+                raise ValueError(
+                    "weighted(dataset): the dataset seems to be batched (its "
+                    f"labels have shape {spec.shape}). Give single examples: "
+                    "leave out `.batch(...)` or add `.unbatch()`; "
+                    "`batch_size` is an argument of `weighted`."
+                )
+
+    def _check_head(self) -> None:
+        head = self._dataset.take(self._HEAD).map(_hash)
+        first, second = (
+            np.array([code.numpy() for code in head]) for _ in range(2)
+        )
+        if not np.array_equal(first, second):
+            raise ValueError(_SHUFFLES_INSIDE)
+
+    def _check_hashes(self, position: int, hashes: np.ndarray) -> None:
+        if self._hashes is None:
+            return
+        known = self._hashes[position : position + len(hashes)]
+        if not np.array_equal(known, hashes):
+            raise ValueError(_SHUFFLES_INSIDE)
+
+
+_SHUFFLES_INSIDE = (
+    "weighted(dataset): the same position gave another example in a second "
+    "pass, so the dataset shuffles or augments inside and a sample weight "
+    "would belong to no sample. Remove `.shuffle(...)` (with TFDS, "
+    "`shuffle_files=False`) and random maps from the dataset; `weighted` takes "
+    "`shuffle=` and `augment=` instead."
+)
+
+
+def check_augment(augment: Augment | None) -> None:
+    if augment is None:
+        return
+    try:
+        inspect.signature(augment).bind(object(), object())
+    except TypeError as error:
+        raise ValueError(
+            "weighted(augment=...) must be a function `augment(x, seed)` of "
+            "one sample and a stateless seed of shape (2,), as taken by "
+            f"`tf.image.stateless_random_flip_left_right`: {error}."
+        ) from None
+    except ValueError:
+        pass  # no signature to be had, as of some built-in callables
+
+
+def _with_key(dataset: tf.data.Dataset, key: tf.Tensor) -> tf.data.Dataset:
+    return tf.data.Dataset.zip(
+        dataset, tf.data.Dataset.from_tensors(key).repeat()
+    )
+
+
+def _sample_seed(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    return tf.random.experimental.stateless_fold_in(key, index)
+
+
+def _hash(x: Any, y: Any) -> tf.Tensor:
+    parts = [tf.io.serialize_tensor(part) for part in tf.nest.flatten((x, y))]
+    # 31 bits: half the memory of 63, and one miss in 2e9 is rare enough.
+    code = tf.strings.to_hash_bucket_fast(tf.strings.join(parts), 2**31 - 1)
+    return tf.cast(code, tf.int32)
+
+
+def _cardinality(dataset: tf.data.Dataset, num_samples: int | None) -> int:
+    known = int(dataset.cardinality())
+    if known == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            "weighted(dataset): the dataset repeats for ever; remove "
+            "`.repeat()`. `fit(epochs=...)` sets the number of passes."
+        )
+    if known == tf.data.UNKNOWN_CARDINALITY:
+        if num_samples is None:
+            raise ValueError(
+                "weighted(dataset): the number of examples is not known to "
+                "tf.data (after `filter`, `flat_map`, `from_generator`, ...). "
+                "Give it as `num_samples`."
+            )
+        if num_samples < 1:
+            raise ValueError(
+                f"weighted(num_samples={num_samples}): at least 1."
+            )
+        return num_samples
+    if num_samples not in (None, known):
+        raise ValueError(
+            f"weighted(dataset): num_samples={num_samples}, but the dataset "
+            f"has {known} examples. Leave `num_samples` out."
+        )
+    if known == 0:
+        raise ValueError("weighted(dataset): the dataset is empty.")
+    return known
+
+
+def _lists_to_tuples(structure: Any) -> Any:
+    """Lists to tuples, as Keras does: tf.data stacks a list into a tensor."""
+    if isinstance(structure, (list, tuple)):
+        return tuple(_lists_to_tuples(part) for part in structure)
+    if isinstance(structure, dict):
+        return {key: _lists_to_tuples(part) for key, part in structure.items()}
+    return structure
+
+
+def _single_array(y: Any) -> Any:
+    if isinstance(y, dict) or (
+        isinstance(y, (list, tuple)) and y and getattr(y[0], "shape", ())
+    ):
+        raise ValueError(
+            "weighted(x, y): y must be one array of labels; received "
+            f"{type(y).__name__} of {len(y)}. CBNN boosts one classification "
+            "output."
+        )
+    return y
+
+
+def _as_tensor(array: Any) -> tf.Tensor:
+    # On the CPU, where the pipeline runs: a GPU would be filled with the data.
+    with tf.device("CPU:0"):
+        if tf.is_tensor(array):
+            return tf.identity(array)
+        values = np.asarray(array)
+        if values.dtype == np.float64:  # as Keras does with arrays
+            values = values.astype(keras.config.floatx())
+        return tf.convert_to_tensor(values)

@@ -1,0 +1,22 @@
+"""One thread per test process, and every test starts from the same seeds."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras  # noqa: E402
+import pytest  # noqa: E402
+import tensorflow as tf  # noqa: E402
+
+# The suite runs in one process a core.
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def fresh_keras():
+    # Resets the names of layers; freeing memory too would cost 0.2 s a test.
+    keras.backend.clear_session(free_memory=False)
+    keras.utils.set_random_seed(0)
+    yield
+    keras.config.set_dtype_policy("float32")

@@ -1,0 +1,42 @@
+"""Small data and models that many tests share."""
+
+import keras
+import numpy as np
+
+from cbnn_keras import CBNNCallback
+
+
+def blobs(num_samples=120, num_classes=3, num_features=4, seed=0):
+    """Clusters that overlap a little: learnable, not at once."""
+    generator = np.random.default_rng(seed)
+    centres = generator.normal(size=(num_classes, num_features))
+    y = np.arange(num_samples) % num_classes
+    x = centres[y] + generator.normal(
+        scale=0.6, size=(num_samples, num_features)
+    )
+    return x.astype("float32"), y
+
+
+def dense_model(num_classes=3, num_features=4, *, optimizer=None, **compile):
+    """A Sequential softmax classifier, compiled for integer labels."""
+    model = keras.Sequential(
+        [
+            keras.Input((num_features,)),
+            keras.layers.Dense(8, activation="relu"),
+            keras.layers.Dense(num_classes, activation="softmax"),
+        ]
+    )
+    compile.setdefault("loss", "sparse_categorical_crossentropy")
+    # Fast enough to be better than chance after a few steps.
+    model.compile(optimizer or keras.optimizers.Adam(0.05), **compile)
+    return model
+
+
+def trained(directory=None, *, epochs=4, batch_size=20, model=None, **options):
+    """Trains on `blobs` and gives `(callback, model, x, y)`."""
+    x, y = blobs()
+    model = model or dense_model()
+    callback = CBNNCallback(directory, **options)
+    train = callback.weighted(x, y, batch_size=batch_size, seed=1)
+    model.fit(train, epochs=epochs, callbacks=[callback], verbose=0)
+    return callback, model, x, y

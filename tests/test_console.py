@@ -1,0 +1,125 @@
+"""Tests of what a person sees."""
+
+import io
+
+import pytest
+import rich.console
+
+from cbnn_keras.console import Reporter
+
+
+def on_terminal(reporter):
+    """Makes the reporter write to a terminal that can be read back."""
+    screen = io.StringIO()
+    reporter._console = rich.console.Console(
+        file=screen,
+        force_terminal=True,
+        force_interactive=True,
+        width=80,
+        markup=False,
+        highlight=False,
+        _environ={"TERM": "xterm"},
+    )
+    return screen
+
+
+def test_silent_with_verbose_0(capsys):
+    reporter = Reporter(verbose=0)
+    reporter.line("a line")
+    reporter.line("another", during_epoch=True)
+    assert list(reporter.track([1, 2], 2, "scoring")) == [1, 2]
+    assert reporter.is_silent
+    assert capsys.readouterr() == ("", "")
+
+
+def test_silent_on_a_terminal_too():
+    reporter = Reporter(verbose=0)
+    screen = on_terminal(reporter)
+    reporter.line("a line", during_epoch=True)
+    assert list(reporter.track([1, 2], 2, "scoring")) == [1, 2]
+    assert screen.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("verbose", "lead"), [(1, "\n"), ("auto", "\n"), (2, "")]
+)
+def test_a_line_break_after_a_bar_alone(verbose, lead, capsys):
+    reporter = Reporter(verbose)
+    assert not reporter.is_silent
+    reporter.line("first")
+    assert capsys.readouterr().out == "first\n"
+    reporter.line("second", during_epoch=True)
+    assert capsys.readouterr().out == lead + "second\n"
+
+
+def test_lines_are_printed_as_they_are(capsys):
+    text = "[bold]runs/a[/bold] " + "long " * 60 + ":tada: 0.25"
+    Reporter(verbose=2).line(text)
+    assert capsys.readouterr().out == text + "\n"
+
+
+@pytest.mark.parametrize("verbose", [0, 1, 2])
+def test_track_passes_the_items_on(verbose, capsys):
+    items = (c for c in "abc")
+    tracked = Reporter(verbose).track(items, 3, "scoring")
+    assert next(tracked) == "a"
+    assert list(tracked) == ["b", "c"]
+    # Not interactive: neither a bar nor an empty line.
+    assert capsys.readouterr() == ("", "")
+
+
+def test_track_takes_one_item_at_a_time(capsys):
+    taken = []
+
+    def source():
+        for i in range(5):
+            taken.append(i)
+            yield i
+
+    tracked = Reporter(verbose=1).track(source(), 5, "scoring")
+    assert taken == []
+    next(tracked)
+    next(tracked)
+    tracked.close()
+    assert taken == [0, 1]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bar_on_a_terminal_goes_away():
+    reporter = Reporter(verbose=1)
+    screen = on_terminal(reporter)
+    assert list(reporter.track(range(3), 3, "scoring step 7")) == [0, 1, 2]
+    shown = screen.getvalue()
+    assert "scoring step 7" in shown
+    assert "100%" in shown
+    # Its line is cleared at the end, and the cursor is back.
+    assert shown.rindex("\x1b[2K") > shown.rindex("100%")
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize("how", ["stops early", "fails", "source fails"])
+def test_the_cursor_is_back_however_it_ends(how):
+    reporter = Reporter(verbose=1)
+    screen = on_terminal(reporter)
+
+    def source():
+        yield 1
+        if how == "source fails":
+            raise OSError("disk")
+        yield 2
+
+    tracked = reporter.track(source(), 2, "scoring")
+    assert next(tracked) == 1
+    if how == "stops early":
+        tracked.close()
+    elif how == "fails":
+        with pytest.raises(KeyError):
+            tracked.throw(KeyError("consumer"))
+    else:
+        with pytest.raises(OSError, match="disk"):
+            next(tracked)
+    shown = screen.getvalue()
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+    # Another bar can be shown: the first no longer holds the screen.
+    assert list(reporter.track([5], 1, "again")) == [5]
+    assert "again" in screen.getvalue()
