@@ -1,0 +1,178 @@
+"""A model without its training: architecture, weights, copies.
+
+Keras saves a compiled model together with its loss, metrics and optimizer,
+which makes a file three times the size with Adam, and one that only opens
+where the user's code is at hand. Here the model alone is saved.
+"""
+
+import contextlib
+import hashlib
+import json
+import pathlib
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+
+def save_weights(model: keras.Model, path: pathlib.Path) -> None:
+    """Writes the weights without those of the optimizer."""
+    with _without_training(model):
+        keras.saving.save_weights(model, str(path))
+
+
+def load_weights(model: keras.Model, path: pathlib.Path) -> None:
+    """Reads what `save_weights` wrote; an optimizer is left alone."""
+    with _without_training(model):
+        keras.saving.load_weights(model, str(path))
+
+
+def save_architecture(model: keras.Model, path: pathlib.Path) -> None:
+    """Writes an ordinary `.keras` file of the uncompiled model.
+
+    Vocabularies and other assets are in it, and nothing that depends on the
+    time or the process: the same model gives the same bytes.
+
+    Raises:
+        NotImplementedError, TypeError or ValueError: If Keras cannot describe
+            the model, as is the case with many subclassed ones.
+    """
+    # Beside the target under a fixed name: what a crash leaves is found again.
+    plain = unfinished_architecture(path)
+    with _without_training(model):
+        model.save(plain)
+    with (
+        zipfile.ZipFile(plain) as source,
+        zipfile.ZipFile(path, "w") as target,
+    ):
+        for name in source.namelist():
+            entry = zipfile.ZipInfo(name)  # dated 1980, not now
+            with (
+                source.open(name) as reader,
+                target.open(entry, "w", force_zip64=True) as writer,
+            ):
+                if name == "metadata.json":
+                    writer.write(_without_date(reader.read()))
+                elif name == "config.json":
+                    writer.write(_without_addresses(reader.read()))
+                else:
+                    shutil.copyfileobj(reader, writer, 2**20)
+    plain.unlink()
+
+
+def unfinished_architecture(path: pathlib.Path) -> pathlib.Path:
+    """Where `save_architecture` works before it writes to `path`."""
+    return path.with_name(f"unfinished-{path.name}")
+
+
+def load_architecture(path: pathlib.Path) -> keras.Model:
+    """Reads a `.keras` file in Keras' safe mode, uncompiled."""
+    return keras.saving.load_model(str(path), compile=False, safe_mode=True)
+
+
+def copies(model: keras.Model, num: int) -> list[keras.Model]:
+    """Models of the same architecture with weights of their own.
+
+    Raises:
+        ValueError: If the model cannot be described or not be rebuilt from its
+            description.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "model.keras"
+        try:
+            save_architecture(model, path)
+            return [load_architecture(path) for _ in range(num)]
+        except (NotImplementedError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"Keras cannot copy {type(model).__name__}. Give the class a "
+                "`get_config` and decorate it with "
+                "`@keras.saving.register_keras_serializable()`, or build the "
+                f"model from layers (Functional or Sequential). Keras: {error}"
+            ) from error
+
+
+def architecture_id(model: keras.Model) -> str:
+    """A hash that is equal for models of the same architecture.
+
+    Names that Keras made up and seeds do not count: the same script gives
+    others in another session.
+    """
+    shapes = [[list(v.shape), str(v.dtype)] for v in model.weights]
+    try:
+        # Serialised, as `get_config` may hold layers and functions, whose
+        # `str` has an address or a name in it.
+        with _without_training(model):
+            config = keras.saving.serialize_keras_object(model.get_config())
+    except (NotImplementedError, TypeError, ValueError):
+        config = {}
+    description = [type(model).__name__, shapes, _anonymous(config)]
+    text = json.dumps(description, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@contextlib.contextmanager
+def _without_training(model: keras.Model) -> Iterator[None]:
+    """Makes the model look as if it had never been compiled.
+
+    And so for models within it: a pretrained part often is.
+    """
+    hidden = {"compiled": False, "optimizer": None}
+    parts = [p for p in model._flatten_layers() if isinstance(p, keras.Model)]
+    # Past Keras' `__setattr__`, which would track and untrack.
+    kept = [{k: vars(p)[k] for k in hidden if k in vars(p)} for p in parts]
+    for part in parts:
+        vars(part).update(hidden)
+    try:
+        yield
+    finally:
+        for part, attributes in zip(parts, kept, strict=True):
+            for name in hidden:
+                del vars(part)[name]
+            vars(part).update(attributes)
+
+
+def _without_date(metadata: bytes) -> bytes:
+    content = json.loads(metadata)
+    content.pop("date_saved", None)
+    return json.dumps(content).encode()
+
+
+def _without_addresses(config: bytes) -> bytes:
+    """Numbers objects that layers share; Keras gives their addresses."""
+    numbers: dict[int, int] = {}
+
+    def renumber(node: dict[str, Any]) -> dict[str, Any]:
+        if "shared_object_id" in node:
+            address = node["shared_object_id"]
+            node["shared_object_id"] = numbers.setdefault(address, len(numbers))
+        return node
+
+    return json.dumps(json.loads(config, object_hook=renumber)).encode()
+
+
+_REFERENCES = {"name", "keras_history", "input_layers", "output_layers"}
+
+
+def _anonymous(config: Any) -> Any:
+    """The config with names replaced by the order in which they appear."""
+    numbers: dict[str, str] = {}
+
+    def rename(node: Any, is_reference: bool = False) -> Any:
+        if isinstance(node, dict):
+            if "DTypePolicy" in str(node.get("class_name")):
+                return node  # its "name" is no name, but what it does
+            return {
+                k: rename(v, is_reference or k in _REFERENCES)
+                for k, v in node.items()
+                if k != "seed"
+            }
+        if isinstance(node, (list, tuple)):
+            return [rename(value, is_reference) for value in node]
+        if is_reference and isinstance(node, str):
+            return numbers.setdefault(node, f"name {len(numbers)}")
+        return node
+
+    return rename(config)

@@ -1,0 +1,64 @@
+"""Everything that training goes on from, as arrays.
+
+All of `model.variables`, the states of seed generators among them, which no
+Keras format saves, and those of the optimizer.
+"""
+
+import keras
+import numpy as np
+
+
+def capture_state(model: keras.Model) -> dict[str, np.ndarray]:
+    """Copies of the model's and the optimizer's variables."""
+    arrays = {}
+    for name, variable in _variables(model).items():
+        value = np.array(keras.ops.convert_to_numpy(variable))
+        # NumPy files know no bfloat16: keep its bits.
+        arrays[name] = value.view(np.uint16) if _is_bfloat16(value) else value
+    return arrays
+
+
+def restore_state(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
+    """Puts back what `capture_state` took.
+
+    Raises:
+        ValueError: If the variables are not those that were captured.
+    """
+    if not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    variables = _variables(model)
+    found = {
+        name: (array.shape, array.dtype.str)
+        for name, array in capture_state(model).items()
+    }
+    saved = {name: (a.shape, a.dtype.str) for name, a in arrays.items()}
+    if found != saved:
+        changed = sorted(dict(found.items() ^ saved.items()))
+        raise ValueError(
+            "CBNNCallback(resume=True): the run was left with other variables "
+            f"than the model and its optimizer have now ({len(saved)} then, "
+            f"{len(found)} now; first difference: {changed[0]}). Build and "
+            "compile the model as before, or start in a new directory."
+        )
+    for name, variable in variables.items():
+        dtype = keras.ops.convert_to_numpy(variable).dtype
+        value = arrays[name]
+        variable.assign(value if value.dtype == dtype else value.view(dtype))
+
+
+def has_nan(model: keras.Model) -> bool:
+    """Whether a variable of the model or its optimizer holds NaN."""
+    values = map(keras.ops.convert_to_numpy, _variables(model).values())
+    return any(bool(np.isnan(value).any()) for value in values)
+
+
+def _variables(model: keras.Model) -> dict[str, keras.Variable]:
+    # By position: paths hold names that Keras makes up anew in each session.
+    named = {f"model/{i}": v for i, v in enumerate(model.variables)}
+    for i, variable in enumerate(model.optimizer.variables):
+        named[f"optimizer/{i}"] = variable
+    return named
+
+
+def _is_bfloat16(array: np.ndarray) -> bool:
+    return array.dtype.name == "bfloat16"
