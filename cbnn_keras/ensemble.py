@@ -1,0 +1,311 @@
+"""The ensemble that a run leaves: predict, evaluate, select, save, merge."""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from cbnn_keras import architecture, boosting, merging, selection
+from cbnn_keras.classifier import Classifier
+from cbnn_keras.console import Reporter
+from cbnn_keras.run import Record, Run
+from cbnn_keras.run_directory import RunDirectory
+from cbnn_keras.validation import EnsembleValidation, as_pair, split_labels
+
+
+class CheckpointEnsemble:
+    """The members of a run, averaged as probabilities with their votes.
+
+    Holds one model and swaps the members' weights into it, so that memory does
+    not grow with their number; what the model held before is put back after
+    each call. `as_model` is the form with a copy of the model for each member.
+
+    Get one from `CBNNCallback.ensemble()` or `CheckpointEnsemble.load(...)`.
+
+    Attributes:
+        members: The record of each member's round, in order of its step.
+        votes: lambda of each member as computed, shape `(num_members,)`.
+    """
+
+    def __init__(
+        self, run: Run, model: keras.Model, steps: list[int] | None = None
+    ) -> None:
+        self._run = run
+        self._model = model
+        self._steps = list(run.members) if steps is None else steps
+        if not self._steps:
+            raise ValueError(
+                "The run has no members yet: training ended before the first "
+                "checkpoint. Train for longer, or take more checkpoints."
+            )
+        self._classifier = Classifier(
+            run.header["num_classes"],
+            run.header["is_binary"],
+            run.header["from_logits"],
+        )
+        self.members: list[Record] = [run.round_at(s) for s in self._steps]
+        self.votes = np.array([member["vote"] for member in self.members])
+
+    @classmethod
+    def load(
+        cls,
+        directory: str | os.PathLike[str],
+        model: keras.Model | None = None,
+    ) -> "CheckpointEnsemble":
+        """Opens a run directory after checking every file against its hash.
+
+        Args:
+            directory: What `CBNNCallback` or `save` was given.
+            model: Needed only for a subclassed model: one of the same class,
+                built. Its weights are put back after each use.
+
+        Raises:
+            ValueError: If the directory is not a run, or a file is damaged.
+        """
+        run = RunDirectory.open(pathlib.Path(directory))
+        run.verify()
+        if model is None:
+            model = _load_model(run)
+        if not model.built:
+            raise ValueError(
+                "CheckpointEnsemble.load(model=...): the model has no weights "
+                "yet. Build it first: call it on a batch of data."
+            )
+        return cls(run, model)
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        batch_size: int | None = None,
+        voting: str = "soft",
+        verbose: int = 1,
+    ) -> np.ndarray:
+        """Probabilities of the ensemble.
+
+        Args:
+            x: Whatever the model's `predict` accepts; a dataset must give the
+                same order in every pass.
+            batch_size: As in `keras.Model.predict`.
+            voting: `"soft"` averages probabilities, `"hard"` one-hot votes (the
+                paper's equation; ties go to the lower class).
+            verbose: 0 for no progress bar.
+
+        Returns:
+            Shape `(num_samples, num_classes)`, or `(num_samples, 1)`, the
+            probability of class 1, for a model with one sigmoid output.
+        """
+        *_, last = self.staged_predict(
+            x, batch_size=batch_size, voting=voting, verbose=verbose
+        )
+        return last
+
+    def staged_predict(
+        self,
+        x: Any,
+        *,
+        batch_size: int | None = None,
+        voting: str = "soft",
+        verbose: int = 1,
+    ) -> Iterator[np.ndarray]:
+        """Predictions of the first member, the first two, ..., all of them.
+
+        Takes the arguments of `predict`; each member predicts once.
+        """
+        _check_voting(voting)
+        outputs = self.member_probabilities(x, batch_size, verbose)
+        return self._stages(outputs, voting)
+
+    def member_probabilities(
+        self, x: Any, batch_size: int | None = None, verbose: int = 1
+    ) -> Iterator[np.ndarray]:
+        """Each member's own probabilities, one member after the other."""
+        steps = Reporter(verbose).track(
+            self._steps, len(self._steps), "members predict"
+        )
+        for step in steps:
+            with self._weights_put_back():
+                self._run.load_member(step, self._model)
+                outputs = self._model.predict(
+                    x, batch_size=batch_size, verbose=0
+                )
+            yield self._classifier.probabilities(outputs)
+
+    def add_to(self, validation: EnsembleValidation) -> None:
+        """Lets a validation that starts anew know each member."""
+        for step, vote in zip(self._steps, self.votes, strict=True):
+            with self._weights_put_back():
+                self._run.load_member(step, self._model)
+                validation.add_member(self._model, vote)
+
+    def evaluate(
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        voting: str = "soft",
+        verbose: int = 1,
+    ) -> dict[str, float]:
+        """Accuracy and negative log-likelihood of the ensemble.
+
+        Args:
+            x: Inputs, or a `tf.data.Dataset` of batches `(x, y)` that come in
+                the same order in every pass.
+            y: Labels, in any of the formats of training.
+
+        The other arguments are those of `predict`.
+
+        Returns:
+            `{"accuracy": ..., "negative_log_likelihood": ...}`
+        """
+        inputs, labels = split_labels(self._classifier, x, y)
+        probabilities = self.predict(
+            inputs, batch_size=batch_size, voting=voting, verbose=verbose
+        )
+        return {
+            "accuracy": selection.accuracy(probabilities, labels),
+            "negative_log_likelihood": selection.negative_log_likelihood(
+                probabilities, labels
+            ),
+        }
+
+    def select(
+        self,
+        num: int | None = None,
+        *,
+        validation_data: Any = None,
+        batch_size: int | None = None,
+        verbose: int = 1,
+    ) -> "CheckpointEnsemble":
+        """A smaller ensemble, which often predicts better and always faster.
+
+        Args:
+            num: At most so many members, at equal intervals, the final model
+                among them (section 3.2 of the paper).
+            validation_data: `(x, y)` or a dataset of batches: greedy forward
+                selection on accuracy from the final model on. Never less
+                accurate on these data than the final model alone. Use data
+                that training has not seen.
+            batch_size: As in `predict`.
+            verbose: 0 for no progress bar.
+
+        Returns:
+            A new ensemble over the same run; votes stay what they are.
+        """
+        if (num is None) == (validation_data is None):
+            raise ValueError(
+                "select() takes either `num` or `validation_data`; received "
+                f"num={num} and validation_data="
+                f"{'None' if validation_data is None else '...'}."
+            )
+        if num is not None:
+            if num < 1:
+                raise ValueError(f"select(num={num}): at least 1.")
+            positions = selection.equally_spaced(len(self), min(num, len(self)))
+        else:
+            inputs, labels = split_labels(
+                self._classifier, *as_pair(validation_data)
+            )
+            outputs = self.member_probabilities(inputs, batch_size, verbose)
+            positions = selection.greedy(
+                np.stack(list(outputs)), self.votes, labels
+            )
+        return CheckpointEnsemble(
+            self._run, self._model, [self._steps[p] for p in positions]
+        )
+
+    def as_model(
+        self, *, voting: str = "soft", inputs: Any = None
+    ) -> keras.Model:
+        """One ordinary Keras model that holds a copy of every member.
+
+        Its output `probabilities` equals `predict`. It needs Keras and not this
+        package to be saved as `.keras`, loaded and served.
+
+        Args:
+            voting: `"soft"` or `"hard"`, see `predict`.
+            inputs: `keras.Input`s in the structure that the model is called
+                with; needed only for a subclassed model.
+        """
+        _check_voting(voting)
+        members = architecture.copies(self._model, len(self))
+        for step, member in zip(self._steps, members, strict=True):
+            self._run.load_member(step, member)
+        return merging.merge(
+            members, self.votes, self._classifier, voting=voting, inputs=inputs
+        )
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Writes a run directory with these members and the run's rounds.
+
+        Raises:
+            ValueError: If the directory already holds a run.
+        """
+        target = RunDirectory.create(
+            pathlib.Path(directory),
+            self._run.header,
+            self._model,
+            base=self._run.base,
+        )
+        for record in self._run.rounds:
+            step = record["step"]
+            with self._weights_put_back():
+                if step in self._steps:
+                    self._run.load_member(step, self._model)
+                target.add_round(
+                    record,
+                    self._run.correct(step),
+                    self._model if step in self._steps else None,
+                )
+        target.finish()
+
+    def _stages(
+        self, outputs: Iterator[np.ndarray], voting: str
+    ) -> Iterator[np.ndarray]:
+        total, sum_of_votes = 0.0, 0.0
+        for vote, probabilities in zip(self.votes, outputs, strict=True):
+            if voting == "hard":
+                probabilities = boosting.one_hot_votes(probabilities)
+            total = total + vote * probabilities.astype(np.float64)
+            sum_of_votes += vote
+            yield (total / sum_of_votes).astype(np.float32)
+
+    @contextlib.contextmanager
+    def _weights_put_back(self) -> Iterator[None]:
+        kept = [np.array(weight) for weight in self._model.get_weights()]
+        try:
+            yield
+        finally:
+            self._model.set_weights(kept)
+
+
+def _load_model(run: RunDirectory) -> keras.Model:
+    if not run.has_model:
+        raise ValueError(
+            f"{run.path} holds no architecture, because the model is "
+            "subclassed. Build a model of that class, call it once on data, "
+            "and pass it: CheckpointEnsemble.load(directory, model=model)."
+        )
+    try:
+        return run.load_model()
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"The architecture in {run.path} cannot be rebuilt here. For a "
+            "model with classes of your own, import them and decorate them "
+            "with `@keras.saving.register_keras_serializable()`, or pass a "
+            "built model: CheckpointEnsemble.load(directory, model=model). "
+            f"Keras: {error}"
+        ) from error
+
+
+def _check_voting(voting: str) -> None:
+    if voting not in ("soft", "hard"):
+        raise ValueError(f"voting must be 'soft' or 'hard', not {voting!r}.")
