@@ -1,0 +1,209 @@
+"""Round after round: score, vote, reweight, keep, tell.
+
+`Task` is what is trained on what; `Rounds` does a round of boosting on it
+whenever it is told to. When that is, is up to `callback.py`.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+from cbnn_keras import boosting, training_state
+from cbnn_keras.classifier import Classifier, Scorer
+from cbnn_keras.console import Reporter
+from cbnn_keras.ensemble import CheckpointEnsemble
+from cbnn_keras.examples import Examples, Track
+from cbnn_keras.run import Record, Run
+from cbnn_keras.sample_weights import SampleWeights
+from cbnn_keras.validation import EnsembleValidation
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is trained on what.
+
+    Attributes:
+        model: The model in training.
+        classifier: How to read its outputs.
+        examples: The training samples.
+        labels: Their class indices, shape `(num_samples,)`.
+        weights: Their weights.
+        batch_size: Of inference.
+    """
+
+    model: keras.Model
+    classifier: Classifier
+    examples: Examples
+    labels: np.ndarray
+    weights: SampleWeights
+    batch_size: int
+
+
+class Rounds:
+    """The rounds of one run, from where the run is.
+
+    Args:
+        task: What is trained on what.
+        run: Where rounds are kept; those that are there are replayed.
+        validation: Grows with the members, or None.
+        reporter: Tells people.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        run: Run,
+        validation: EnsembleValidation | None,
+        reporter: Reporter,
+    ) -> None:
+        self.run = run
+        self._task = task
+        self._validation = validation
+        self._reporter = reporter
+        self._scorer = Scorer(task.model, task.classifier)
+        self._said: set[str] = set()
+        self._booster = run.replay()
+        task.weights.assign(self._booster.weights)
+        if validation is not None and run.members:
+            CheckpointEnsemble(run, task.model).add_to(validation)
+
+    @property
+    def last_step(self) -> int:
+        return self.run.rounds[-1]["step"] if self.run.rounds else 0
+
+    def may_continue(self) -> bool:
+        """The paper's stop rule; says so, once, when it says no."""
+        if self._booster.may_continue():
+            return True
+        self._say_once(
+            "the votes and the one expected of the final model have reached "
+            "1/deviation_rate: no more checkpoints before the final model "
+            "(the paper's stop rule)."
+        )
+        return False
+
+    def add(self, step: int, epoch: int, *, is_final: bool) -> None:
+        """Makes the model as it is now a checkpoint."""
+        model, weights = self._task.model, self._task.weights
+        self.check_finite(step, epoch)
+        correct = self._score(step, epoch) == self._task.labels
+        stage = self._booster.add(correct, is_final=is_final)
+        record = {"step": step, "epoch": epoch, **dataclasses.asdict(stage)}
+        self.run.add_round(record, correct, model if stage.is_member else None)
+        weights.assign(self._booster.weights)
+        if self._validation is not None and stage.is_member:
+            self._validation.add_member(model, stage.vote)
+        self._tell(record)
+
+    def check_finite(self, step: int, epoch: int) -> None:
+        """Refuses to keep a model that NaN has got into.
+
+        Outputs alone do not tell: a ReLU can turn NaN into 0.
+        """
+        if training_state.has_nan(self._task.model):
+            raise _diverged("weights", step, epoch)
+
+    def logs(self, step: int) -> Record:
+        """What `fit` is to know at the end of an epoch, after that step."""
+        last = self.run.rounds[-1] if self.run.rounds else {}
+        nan = float("nan")
+        logs = {
+            "cbnn_error": last.get("error", nan),
+            "cbnn_vote": last.get("vote", nan),
+            "cbnn_members": len(self.run.members),
+            "cbnn_bound": last.get("bound", nan),
+        }
+        if self._validation is not None:
+            logs["val_ensemble_accuracy"] = self._accuracy(
+                self._validation, step
+            )
+        return logs
+
+    def _score(self, step: int, epoch: int) -> np.ndarray:
+        examples, batch_size = self._task.examples, self._task.batch_size
+        inputs = self._reporter.track(
+            examples.inputs(batch_size),
+            -(-examples.num_samples // batch_size),
+            f"scoring step {step}",
+        )
+        try:
+            return self._scorer.winners(inputs)
+        except FloatingPointError:
+            raise _diverged("outputs", step, epoch) from None
+
+    def _accuracy(self, validation: EnsembleValidation, step: int) -> float:
+        members = self.run.members
+        if members and members[-1] == step:
+            return validation.accuracy()
+        last_vote = self.run.round_at(members[-1])["vote"] if members else 1.0
+        return validation.accuracy_with(self._task.model, last_vote)
+
+    def _tell(self, record: Record) -> None:
+        error = f"weighted error {record['error']:.4f}"
+        if record["is_member"]:
+            num = len(self.run.members)
+            text = (
+                f"{error}, vote {record['vote']:.3f}, "
+                f"{num} member{'s' if num > 1 else ''}, "
+                f"bound {record['bound']:.4f}"
+            )
+        else:
+            text = f"{error} is no better than chance: not a member"
+        self._reporter.line(
+            f"CBNN: step {record['step']}, epoch {record['epoch'] + 1}: {text}",
+            during_epoch=True,
+        )
+        if not boosting.is_better_than_chance(
+            record["error"], self._task.classifier.num_classes
+        ):
+            self._warn_of_chance(record)
+        if not record["within_budget"]:
+            self._say_once(
+                "the votes now sum to more than 1/deviation_rate, so the bound "
+                "on the exponential loss no longer holds (theorem 1). This is "
+                "recorded; predictions are fine."
+            )
+
+    def _warn_of_chance(self, record: Record) -> None:
+        if "chance" in self._said:
+            return
+        self._said.add("chance")
+        outcome = (
+            "No checkpoint was, so the ensemble is the final model alone."
+            if record["is_member"]
+            else "It is not a member, and no weight was changed."
+        )
+        warnings.warn(
+            f"CBNNCallback: at step {record['step']} the model was no better "
+            f"than chance on the training set (error {record['error']:.4f} "
+            f"with {self._task.classifier.num_classes} classes). {outcome} "
+            "Train for longer, or check labels and learning rate.",
+            stacklevel=2,
+        )
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._reporter.line(f"CBNN: {text}", during_epoch=True)
+
+
+def _diverged(what: str, step: int, epoch: int) -> ValueError:
+    return ValueError(
+        f"CBNNCallback: the model's {what} are not finite (NaN or infinite) at "
+        f"step {step}, epoch {epoch + 1}. Training has diverged; lower the "
+        "learning rate or clip the gradients, and look for NaN in the data. "
+        "The members saved so far are intact."
+    )
+
+
+def track_with(reporter: Reporter, description: str) -> Track:
+    """A progress bar in the form that `Examples` take."""
+
+    def track(iterable: Iterable[Any], total: int) -> Iterator[Any]:
+        return reporter.track(iterable, total, description)
+
+    return track
