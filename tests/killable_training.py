@@ -1,0 +1,91 @@
+"""A training script that `test_resume.py` starts, kills and starts again.
+
+    python killable_training.py DIRECTORY EPOCHS [FATAL_SAVE]
+
+With FATAL_SAVE the process kills itself, really and at once, at that call of
+`os.fsync` or `os.replace`: in the middle of a save.
+"""
+
+import os
+import pathlib
+import signal
+import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cbnn_keras import CBNNCallback
+
+
+def die_at_save(number):
+    num_calls = 0
+
+    def deadly(function):
+        def wrapper(*arguments):
+            nonlocal num_calls
+            num_calls += 1
+            if num_calls == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments)
+
+        return wrapper
+
+    os.fsync, os.replace = deadly(os.fsync), deadly(os.replace)
+
+
+def data():
+    generator = np.random.default_rng(0)
+    y = np.arange(330) % 3
+    x = generator.normal(size=(330, 6, 6, 1)) + y[:, None, None, None] / 2
+    return x.astype("float32"), y
+
+
+def jitter(image, seed):
+    return image + tf.random.stateless_normal(image.shape, seed, stddev=0.1)
+
+
+def model():
+    layers = keras.layers
+    network = keras.Sequential(
+        [
+            keras.Input((6, 6, 1)),
+            layers.Conv2D(4, 3, activation="relu"),
+            layers.BatchNormalization(momentum=0.9),
+            layers.Flatten(),
+            layers.Dropout(0.2),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    network.compile(
+        keras.optimizers.Adam(0.01), "sparse_categorical_crossentropy"
+    )
+    return network
+
+
+def main(directory, epochs, fatal_save=None):
+    if fatal_save:
+        die_at_save(int(fatal_save))
+    keras.utils.set_random_seed(3)
+    x, y = data()
+    network = model()
+    cbnn = CBNNCallback(directory, num_checkpoints=7, resume=True)
+    train = cbnn.weighted(x, y, batch_size=16, augment=jitter)
+    tell = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: print("epoch", epoch, flush=True)
+    )
+    callbacks = [cbnn, tell]
+    network.fit(train, epochs=int(epochs), callbacks=callbacks, verbose=0)
+    results = pathlib.Path(directory).with_suffix(".results.npz")
+    np.savez(
+        results,
+        weights=cbnn.sample_weights.numpy(),
+        predictions=cbnn.ensemble().predict(x),
+        votes=cbnn.ensemble().votes,
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
