@@ -1,0 +1,8 @@
+"""`python -m cbnn_keras`, the same as the command `cbnn`."""
+
+import sys
+
+from cbnn_keras.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
