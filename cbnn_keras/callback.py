@@ -264,8 +264,7 @@ class CBNNCallback(keras.callbacks.Callback):
         if self._rounds is not None:
             if logs is not None:
                 logs.update(self._rounds.logs(self._step))
-            self._rounds.check_finite(self._step, epoch)
-            self._rounds.run.save_state(self.model, self._step, epoch + 1)
+            self._rounds.save_state(self._step, epoch)
 
     def on_train_end(self, logs: Record | None = None) -> None:
         self.model._initial_epoch = self._initial_epoch

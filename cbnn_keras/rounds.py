@@ -89,7 +89,9 @@ class Rounds:
     def add(self, step: int, epoch: int, *, is_final: bool) -> None:
         """Makes the model as it is now a checkpoint."""
         model, weights = self._task.model, self._task.weights
-        self.check_finite(step, epoch)
+        # Outputs alone do not tell: a ReLU can turn NaN into 0.
+        if training_state.has_nan(model):
+            raise _diverged("weights", step, epoch)
         correct = self._score(step, epoch) == self._task.labels
         stage = self._booster.add(correct, is_final=is_final)
         record = {"step": step, "epoch": epoch, **dataclasses.asdict(stage)}
@@ -99,13 +101,12 @@ class Rounds:
             self._validation.add_member(model, stage.vote)
         self._tell(record)
 
-    def check_finite(self, step: int, epoch: int) -> None:
-        """Refuses to keep a model that NaN has got into.
-
-        Outputs alone do not tell: a ReLU can turn NaN into 0.
-        """
-        if training_state.has_nan(self._task.model):
-            raise _diverged("weights", step, epoch)
+    def save_state(self, step: int, epoch: int) -> None:
+        """Keeps what training would go on from after that epoch."""
+        try:
+            self.run.save_state(self._task.model, step, epoch + 1)
+        except FloatingPointError:
+            raise _diverged("weights", step, epoch) from None
 
     def logs(self, step: int) -> Record:
         """What `fit` is to know at the end of an epoch, after that step."""

@@ -9,12 +9,17 @@ import numpy as np
 
 
 def capture_state(model: keras.Model) -> dict[str, np.ndarray]:
-    """Copies of the model's and the optimizer's variables."""
+    """Copies of the model's and the optimizer's variables.
+
+    Raises:
+        FloatingPointError: If one holds NaN: nothing could go on from there.
+    """
     arrays = {}
     for name, variable in _variables(model).items():
-        value = np.array(keras.ops.convert_to_numpy(variable))
-        # NumPy files know no bfloat16: keep its bits.
-        arrays[name] = value.view(np.uint16) if _is_bfloat16(value) else value
+        value = keras.ops.convert_to_numpy(variable)
+        if np.isnan(value).any():
+            raise FloatingPointError(f"{variable.path} holds NaN")
+        arrays[name] = np.array(_storable(value))
     return arrays
 
 
@@ -27,11 +32,12 @@ def restore_state(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     variables = _variables(model)
-    found = {
-        name: (array.shape, array.dtype.str)
-        for name, array in capture_state(model).items()
+    values = {
+        name: keras.ops.convert_to_numpy(variable)
+        for name, variable in variables.items()
     }
-    saved = {name: (a.shape, a.dtype.str) for name, a in arrays.items()}
+    found = {name: _kind(_storable(value)) for name, value in values.items()}
+    saved = {name: _kind(array) for name, array in arrays.items()}
     if found != saved:
         changed = sorted(dict(found.items() ^ saved.items()))
         raise ValueError(
@@ -41,9 +47,7 @@ def restore_state(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
             "compile the model as before, or start in a new directory."
         )
     for name, variable in variables.items():
-        dtype = keras.ops.convert_to_numpy(variable).dtype
-        value = arrays[name]
-        variable.assign(value if value.dtype == dtype else value.view(dtype))
+        variable.assign(arrays[name].view(values[name].dtype))
 
 
 def has_nan(model: keras.Model) -> bool:
@@ -60,5 +64,11 @@ def _variables(model: keras.Model) -> dict[str, keras.Variable]:
     return named
 
 
-def _is_bfloat16(array: np.ndarray) -> bool:
-    return array.dtype.name == "bfloat16"
+def _storable(array: np.ndarray) -> np.ndarray:
+    """The bits of a bfloat16, of which NumPy's files know nothing."""
+    is_bfloat16 = array.dtype.name == "bfloat16"
+    return array.view(np.uint16) if is_bfloat16 else array
+
+
+def _kind(array: np.ndarray) -> tuple[tuple[int, ...], str]:
+    return array.shape, array.dtype.str

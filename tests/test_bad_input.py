@@ -712,7 +712,7 @@ def test_going_on_for_longer(left):
         ),
         (
             lambda: dense_model(optimizer="sgd"),
-            r"other variables than the model and its optimizer.*\d+ then",
+            "optimizer was 'Adam' and is 'SGD'",
         ),
     ],
 )
