@@ -68,9 +68,13 @@ def unfinished_architecture(path: pathlib.Path) -> pathlib.Path:
     return path.with_name(f"unfinished-{path.name}")
 
 
-def load_architecture(path: pathlib.Path) -> keras.Model:
-    """Reads a `.keras` file in Keras' safe mode, uncompiled."""
-    return keras.saving.load_model(str(path), compile=False, safe_mode=True)
+def load_architecture(
+    path: pathlib.Path, *, safe_mode: bool = True
+) -> keras.Model:
+    """Reads a `.keras` file, uncompiled, in Keras' safe mode by default."""
+    return keras.saving.load_model(
+        str(path), compile=False, safe_mode=safe_mode
+    )
 
 
 def copies(model: keras.Model, num: int) -> list[keras.Model]:
@@ -84,7 +88,10 @@ def copies(model: keras.Model, num: int) -> list[keras.Model]:
         path = pathlib.Path(folder) / "model.keras"
         try:
             save_architecture(model, path)
-            return [load_architecture(path) for _ in range(num)]
+            # Lambdas are safe here: they are in the model that we hold.
+            return [
+                load_architecture(path, safe_mode=False) for _ in range(num)
+            ]
         except (NotImplementedError, TypeError, ValueError) as error:
             raise ValueError(
                 f"Keras cannot copy {type(model).__name__}. Give the class a "
@@ -153,6 +160,8 @@ def _without_addresses(config: bytes) -> bytes:
     return json.dumps(json.loads(config, object_hook=renumber)).encode()
 
 
+# What differs between sessions: seeds, and shapes with the batch size in them.
+_SESSION = {"seed", "build_config", "build_input_shape"}
 _REFERENCES = {"name", "keras_history", "input_layers", "output_layers"}
 
 
@@ -164,10 +173,15 @@ def _anonymous(config: Any) -> Any:
         if isinstance(node, dict):
             if "DTypePolicy" in str(node.get("class_name")):
                 return node  # its "name" is no name, but what it does
+            if node.get("class_name") == "__lambda__":
+                return "lambda"  # its code has the file and line in it
             return {
-                k: rename(v, is_reference or k in _REFERENCES)
+                k: rename(
+                    v[1:] if k == "batch_shape" else v,
+                    is_reference or k in _REFERENCES,
+                )
                 for k, v in node.items()
-                if k != "seed"
+                if k not in _SESSION
             }
         if isinstance(node, (list, tuple)):
             return [rename(value, is_reference) for value in node]

@@ -35,6 +35,7 @@ from cbnn_keras.validation import EnsembleValidation, as_pair
 from cbnn_keras.version import __version__
 
 _DEFAULT_NUM_CHECKPOINTS = 6
+_NUM_CHECKED = 10  # batches of a fit whose lookups are counted
 _DEFAULT_BATCH_SIZE = 128  # to score a pipeline whose batches are not ours
 
 
@@ -110,9 +111,7 @@ class CBNNCallback(keras.callbacks.Callback):
         overwrite: bool = False,
     ) -> None:
         super().__init__()
-        self.directory = (
-            None if directory is None else pathlib.Path(directory).absolute()
-        )
+        self.directory = _as_path(directory)
         self.num_checkpoints = num_checkpoints
         self.interval = interval
         self.total_steps = total_steps
@@ -188,7 +187,7 @@ class CBNNCallback(keras.callbacks.Callback):
 
     @property
     def history(self) -> list[Record]:
-        """One record a round.
+        """One record a round; `epoch` counts from 0, as in Keras.
 
         `step`, `epoch`, `error`, `vote`, `normaliser`, `bound`,
         `exponential_loss`, `is_member`, `within_budget`, `is_final`; see
@@ -212,7 +211,9 @@ class CBNNCallback(keras.callbacks.Callback):
         self._initial_epoch = self.model._initial_epoch
         self._check_environment()
         if self.directory is not None and not self.resume:
-            check_available(self.directory, overwrite=self.overwrite)
+            check_available(
+                self.directory, overwrite=self.overwrite, advice=_ADVICE
+            )
         self._task = self._describe_task()
         self._validation = (
             None
@@ -227,14 +228,19 @@ class CBNNCallback(keras.callbacks.Callback):
         self._rounds = None
         self._step = 0
         self._is_done = False
-        self._is_first_batch = True
+        self._num_executions = 0
+        self._num_checked = 0
         if self.resume and self.directory and holds_run(self.directory):
-            self._go_on(RunDirectory.open(self.directory))
+            self._go_on(self.directory)
 
     def on_epoch_begin(self, epoch: int, logs: Record | None = None) -> None:
         self.model._initial_epoch = self._initial_epoch
         if self._rounds is None:
             self._start(first_epoch=epoch)
+        elif self._num_executions:
+            # Of the epoch before, and not at its end: callbacks after this one
+            # still change things there, such as the learning rate.
+            self._rounds.save_state(self._step, epoch - 1)
         self._epoch = epoch
         self._step_before_epoch = self._step
         self._num_executions = 0
@@ -251,9 +257,18 @@ class CBNNCallback(keras.callbacks.Callback):
         if self.params.get("steps"):
             num_batches = min(num_batches, self.params["steps"])
         self._step = self._step_before_epoch + num_batches
-        if self._is_first_batch:
-            self._check_lookups(_NOT_OUR_BATCH)
-            self._is_first_batch = False
+        if self._num_checked < _NUM_CHECKED:
+            self._num_checked += 1
+            self._check_lookups(
+                _NOT_OUR_BATCH if self._num_checked == 1 else _FROZEN_WEIGHTS,
+                at_most=num_batches,
+            )
+        if self._is_done:
+            raise ValueError(
+                f"CBNNCallback(total_steps={self.total_steps}): `fit` goes on "
+                "after so many steps, so the final model would not be in the "
+                "ensemble. Give the number of steps of all epochs together."
+            )
         if self._pending and self._step >= self._pending[0]:
             self._pass_checkpoint()
 
@@ -261,10 +276,8 @@ class CBNNCallback(keras.callbacks.Callback):
         self._check_lookups(_FROZEN_WEIGHTS)
         if self.model.stop_training:
             self._end()
-        if self._rounds is not None:
-            if logs is not None:
-                logs.update(self._rounds.logs(self._step))
-            self._rounds.save_state(self._step, epoch)
+        if self._rounds is not None and logs is not None:
+            logs.update(self._rounds.logs(self._step))
 
     def on_train_end(self, logs: Record | None = None) -> None:
         self.model._initial_epoch = self._initial_epoch
@@ -328,7 +341,9 @@ class CBNNCallback(keras.callbacks.Callback):
                     "CBNNCallback: resume and overwrite need a directory."
                 )
         elif not (self.resume and holds_run(self.directory)):
-            check_available(self.directory, overwrite=self.overwrite)
+            check_available(
+                self.directory, overwrite=self.overwrite, advice=_ADVICE
+            )
 
     def _check_environment(self) -> None:
         num_replicas = self.model.distribute_strategy.num_replicas_in_sync
@@ -338,6 +353,18 @@ class CBNNCallback(keras.callbacks.Callback):
                 "devices, which is not supported yet. Build the model outside "
                 "`strategy.scope()` to train on one device."
             )
+        if getattr(self._optimizer(), "use_ema", False):
+            raise ValueError(
+                "CBNNCallback: the optimizer has use_ema=True, with which "
+                "Keras replaces the weights after the last step: the final "
+                "model would be another than the last member. Compile the "
+                "model with use_ema=False."
+            )
+
+    def _optimizer(self) -> keras.optimizers.Optimizer:
+        """Without the loss scaling of mixed precision around it."""
+        optimizer = self.model.optimizer
+        return getattr(optimizer, "inner_optimizer", optimizer)
 
     def _check_expected_error(self, num_classes: int) -> None:
         if not boosting.is_better_than_chance(self.expected_error, num_classes):
@@ -347,10 +374,17 @@ class CBNNCallback(keras.callbacks.Callback):
                 f"of {num_classes} classes."
             )
 
-    def _check_lookups(self, message: str) -> None:
-        """Refuses to go on if no batch of this epoch looked its weights up."""
-        if self._task.weights.num_lookups == self._num_lookups:
+    def _check_lookups(self, message: str, at_most: int | None = None) -> None:
+        """Refuses to go on if batches of this epoch have no or old weights."""
+        weights = self._task.weights
+        num_new = weights.num_lookups - self._num_lookups
+        if num_new == 0:
             raise ValueError(message + EXPLICIT_FORM)
+        # In a pipeline of the user's own, a batch may look up more than once.
+        if weights.examples is None or at_most is None:
+            return
+        if num_new > at_most:
+            raise ValueError(_LOOKS_AHEAD + EXPLICIT_FORM)
 
     # Where the samples and their weights come from.
 
@@ -428,12 +462,14 @@ class CBNNCallback(keras.callbacks.Callback):
         place = f"run in {self.directory}" if self.directory else "in memory"
         self._reporter.line(f"CBNN: checkpoints after steps {steps}; {place}")
 
-    def _go_on(self, run: RunDirectory) -> None:
+    def _go_on(self, directory: pathlib.Path) -> None:
+        run = RunDirectory.open(directory)
         if not self._task.weights.has_own_seed:
             self._task.weights.set_seed(run.header["settings"]["seed"])
         run.check_started_with(
             self._header(run.header["settings"]["first_epoch"])
         )
+        run = RunDirectory.claim(directory)
         if not run.is_finished and run.state is None:
             return  # killed in its first epoch: `_start` begins it again
         run.verify()
@@ -443,9 +479,7 @@ class CBNNCallback(keras.callbacks.Callback):
             self._is_done = True
         else:
             state = run.rewind(self.model)
-            self._step = state["step"]
-            self._is_done = bool(run.rounds and run.rounds[-1]["is_final"])
-            epoch = epoch if self._is_done else state["epoch"]
+            self._step, epoch = state["step"], state["epoch"]
         self._follow(run)
         # Where `fit` starts; `on_epoch_begin` puts the old value back.
         self.model._initial_epoch = epoch
@@ -454,7 +488,7 @@ class CBNNCallback(keras.callbacks.Callback):
             "left to train."
             if self._is_done
             else f"CBNN: going on in {self.directory} after epoch {epoch}, "
-            f"step {self._step}, with {len(run.members)} members."
+            f"step {self._step}; members so far: {len(run.members)}."
         )
 
     def _follow(self, run: Run) -> None:
@@ -490,7 +524,7 @@ class CBNNCallback(keras.callbacks.Callback):
                 "first_epoch": first_epoch,
                 "deviation_rate": self.deviation_rate,
                 "expected_error": self.expected_error,
-                "optimizer": type(self.model.optimizer).__name__,
+                "optimizer": type(self._optimizer()).__name__,
                 **task.weights.settings,
             },
         }
@@ -503,6 +537,12 @@ class CBNNCallback(keras.callbacks.Callback):
                     "CBNNCallback: `fit` does not know how many steps an "
                     "epoch has. Pass `total_steps=` to CBNNCallback, or "
                     "`steps_per_epoch=` to `fit`."
+                )
+            if self.model.steps_per_execution > 1:
+                raise ValueError(
+                    "CBNNCallback: with steps_per_execution="
+                    f"{self.model.steps_per_execution} the steps of an epoch "
+                    "must be known. Pass `steps_per_epoch=` to `fit`."
                 )
             return self.total_steps
         known = int(steps) * (self.params["epochs"] - first_epoch)
@@ -530,7 +570,8 @@ class CBNNCallback(keras.callbacks.Callback):
         self._is_done = True
         self._pending = []
         if self._rounds.last_step == self._step and self._rounds.run.members:
-            return  # a checkpoint was taken at this very step
+            self._rounds.make_last_final()  # taken at this very step
+            return
         self._rounds.add(self._step, self._epoch, is_final=True)
 
 
@@ -539,11 +580,35 @@ _NOT_OUR_BATCH = (
     "this callback, so its samples have no weights. "
 )
 
+_LOOKS_AHEAD = (
+    "CBNNCallback: batches look their weights up before their turn, so some "
+    "would have old ones. Remove `.prefetch(...)` and "
+    "`num_parallel_calls` from what is done to the pipeline after it was made; "
+    "it prefetches by itself. "
+)
+
 _FROZEN_WEIGHTS = (
     "CBNNCallback: no batch of this epoch looked its weights up, so they are "
     "frozen. Remove `.cache()` from what is done to the pipeline after it was "
     "made; cache the examples that it is made of. "
 )
+
+
+_ADVICE = (
+    "Choose another directory, go on with that run (`resume=True`), or replace "
+    "it (`overwrite=True`)."
+)
+
+
+def _as_path(directory: Any) -> pathlib.Path | None:
+    if directory is None:
+        return None
+    if not isinstance(directory, (str, os.PathLike)):
+        raise ValueError(
+            f"CBNNCallback({directory!r}): the first argument is the directory "
+            "of the run; give numbers by name, as in `num_checkpoints=6`."
+        )
+    return pathlib.Path(directory).absolute()
 
 
 def _is_integer(value: Any) -> bool:

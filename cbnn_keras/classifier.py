@@ -177,8 +177,12 @@ class Scorer:
             winner = tf.argmax(scores, axis=1, output_type=tf.int32)
             return tf.where(is_tie, -1, winner), finite
 
-        self._winners = tf.function(
-            winners, reduce_retracing=True, jit_compile=model.jit_compile
+        self._winners = (
+            winners
+            if model.run_eagerly
+            else tf.function(
+                winners, reduce_retracing=True, jit_compile=model.jit_compile
+            )
         )
 
     def winners(self, batches: Iterable[Any]) -> np.ndarray:

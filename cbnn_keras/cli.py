@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import io
 import itertools
 import json
 import os
@@ -20,6 +21,10 @@ _EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # A path must not end a command because a terminal cannot show it.
+            stream.reconfigure(errors="backslashreplace")
     parsed = _parser().parse_args(arguments)
     try:
         parsed.run(parsed)
@@ -53,14 +58,26 @@ def _parser() -> argparse.ArgumentParser:
         help="where the run is kept (default: runs/demo, or the next free "
         "runs/demo-2, ...)",
     )
-    demo.add_argument("--epochs", type=int, default=30)
-    demo.add_argument("--seed", type=int, default=0)
+    demo.add_argument(
+        "--epochs", type=int, default=30, help="(default: %(default)s)"
+    )
+    demo.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of split, model and batches (default: %(default)s)",
+    )
     demo.set_defaults(run=_demo)
 
     inspect = commands.add_parser(
         "inspect", help="show the members of a run and its settings"
     )
-    inspect.add_argument("directory", type=pathlib.Path, metavar="RUN")
+    inspect.add_argument(
+        "directory",
+        type=pathlib.Path,
+        metavar="RUN",
+        help="the directory of a run, as given to CBNNCallback",
+    )
     inspect.add_argument(
         "--json", action="store_true", help="print JSON instead of a table"
     )

@@ -29,7 +29,11 @@ class Reporter:
     def line(self, text: str, *, during_epoch: bool = False) -> None:
         if not self.is_silent:
             lead = "\n" if during_epoch and self._has_open_line else ""
-            self._console.print(lead + text)
+            try:
+                self._console.print(lead + text)
+            except UnicodeEncodeError:  # no reason to end a training
+                ascii_text = text.encode("ascii", "backslashreplace").decode()
+                self._console.print(lead + ascii_text)
 
     def track(
         self, iterable: Iterable[Any], total: int, description: str

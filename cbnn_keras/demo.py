@@ -11,6 +11,7 @@ from rich.table import Table
 
 from cbnn_keras.callback import CBNNCallback
 from cbnn_keras.ensemble import CheckpointEnsemble
+from cbnn_keras.run_directory import check_available
 from cbnn_keras.selection import accuracy
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -29,7 +30,8 @@ def run_demo(
     Returns:
         Test error in percent by method.
     """
-    console = Console(highlight=False)
+    check_available(directory)
+    console = Console(highlight=False, markup=False, emoji=False)
     train, validation, test = load_digits(seed)
     console.print(
         f"Digits: {len(train[1])} training, {len(validation[1])} validation, "

@@ -14,6 +14,7 @@ from cbnn_keras.classifier import Classifier
 from cbnn_keras.console import Reporter
 from cbnn_keras.run import Record, Run
 from cbnn_keras.run_directory import RunDirectory
+from cbnn_keras.training_state import generators_kept
 from cbnn_keras.validation import EnsembleValidation, as_pair, split_labels
 
 
@@ -66,7 +67,7 @@ class CheckpointEnsemble:
         Raises:
             ValueError: If the directory is not a run, or a file is damaged.
         """
-        run = RunDirectory.open(pathlib.Path(directory))
+        run = RunDirectory.open(pathlib.Path(directory).absolute())
         run.verify()
         if model is None:
             model = _load_model(run)
@@ -79,6 +80,10 @@ class CheckpointEnsemble:
 
     def __len__(self) -> int:
         return len(self._steps)
+
+    def __repr__(self) -> str:
+        votes = ", ".join(f"{vote:.3f}" for vote in self.votes)
+        return f"CheckpointEnsemble({len(self)} members, votes {votes})"
 
     def predict(
         self,
@@ -127,6 +132,16 @@ class CheckpointEnsemble:
         self, x: Any, batch_size: int | None = None, verbose: int = 1
     ) -> Iterator[np.ndarray]:
         """Each member's own probabilities, one member after the other."""
+        if hasattr(x, "__next__"):
+            raise ValueError(
+                "A generator can be read only once, but each member predicts "
+                "in a pass of its own. Give arrays or a tf.data.Dataset."
+            )
+        return self._member_probabilities(x, batch_size, verbose)
+
+    def _member_probabilities(
+        self, x: Any, batch_size: int | None, verbose: int
+    ) -> Iterator[np.ndarray]:
         steps = Reporter(verbose).track(
             self._steps, len(self._steps), "members predict"
         )
@@ -228,7 +243,8 @@ class CheckpointEnsemble:
         """One ordinary Keras model that holds a copy of every member.
 
         Its output `probabilities` equals `predict`. It needs Keras and not this
-        package to be saved as `.keras`, loaded and served.
+        package to be saved as `.keras`, loaded and served. It is not compiled;
+        compile it to call its `evaluate`.
 
         Args:
             voting: `"soft"` or `"hard"`, see `predict`.
@@ -250,7 +266,7 @@ class CheckpointEnsemble:
             ValueError: If the directory already holds a run.
         """
         target = RunDirectory.create(
-            pathlib.Path(directory),
+            pathlib.Path(directory).absolute(),
             self._run.header,
             self._model,
             base=self._run.base,
@@ -282,7 +298,8 @@ class CheckpointEnsemble:
     def _weights_put_back(self) -> Iterator[None]:
         kept = [np.array(weight) for weight in self._model.get_weights()]
         try:
-            yield
+            with generators_kept(self._model):
+                yield
         finally:
             self._model.set_weights(kept)
 

@@ -364,9 +364,22 @@ def _single_array(y: Any) -> Any:
 def _as_tensor(array: Any) -> tf.Tensor:
     # On the CPU, where the pipeline runs: a GPU would be filled with the data.
     with tf.device("CPU:0"):
+        if isinstance(array, tf.SparseTensor) or hasattr(array, "toarray"):
+            raise ValueError(
+                "weighted(x, y): sparse inputs are not supported. Make them "
+                "dense (`tf.sparse.to_dense`, `.toarray()`)."
+            )
         if tf.is_tensor(array):
             return tf.identity(array)
         values = np.asarray(array)
         if values.dtype == np.float64:  # as Keras does with arrays
             values = values.astype(keras.config.floatx())
-        return tf.convert_to_tensor(values)
+        try:
+            return tf.convert_to_tensor(values)
+        except ValueError as error:
+            raise ValueError(
+                f"weighted(x, y): {type(array).__name__} of dtype "
+                f"{values.dtype} is no array of numbers or of strings alone "
+                f"({error}). Give columns of different kinds as a dict: "
+                "`{name: column.to_numpy() for name, column in x.items()}`."
+            ) from None

@@ -1,10 +1,57 @@
 """Files that are either all there or not there, and that prove it."""
 
+import errno
 import hashlib
 import json
 import os
 import pathlib
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_locks: dict[pathlib.Path, int] = {}
+
+
+def lock(directory: pathlib.Path) -> None:
+    """Keeps other processes from writing to a directory.
+
+    Until `unlock` or the end of this process, however it ends. Within the
+    process it can be taken again: a script that failed and is started anew in
+    the same session is not in its own way. File systems without locks get none.
+
+    Raises:
+        ValueError: If another process has it.
+    """
+    if fcntl is None:
+        return
+    key = directory.resolve()
+    descriptor = os.open(key, os.O_RDONLY)  # the directory itself
+    held = _locks.get(key)
+    if held is not None:
+        if os.path.sameopenfile(held, descriptor):
+            os.close(descriptor)
+            return
+        unlock(directory)  # of a directory that was there before this one
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            return
+        raise ValueError(
+            f"{directory} is in use: another process is training in it. Wait "
+            "until it has ended, or choose another directory."
+        ) from None
+    _locks[key] = descriptor
+
+
+def unlock(directory: pathlib.Path) -> None:
+    descriptor = _locks.pop(directory.resolve(), None)
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def fsync(path: pathlib.Path) -> None:

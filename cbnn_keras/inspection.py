@@ -38,12 +38,13 @@ def inspect_run(directory: pathlib.Path) -> dict[str, Any]:
 
 def print_run(content: dict[str, Any]) -> None:
     """Shows what `inspect_run` found as a table and a list of settings."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     header, rounds = content["header"], content["rounds"]
     num_members = sum(r["is_kept"] for r in rounds)
     status = "complete" if content["is_finished"] else "not finished"
     console.print(
-        f"{content['directory']}: {status}, {num_members} members, "
+        f"{content['directory']}: {status}, "
+        f"{num_members} member{'' if num_members == 1 else 's'}, "
         f"{header['num_classes']} classes, {header['num_samples']:,} training "
         f"samples, {header['num_parameters']:,} parameters",
         soft_wrap=True,
@@ -66,6 +67,6 @@ def _rounds_table(rounds: list[dict[str, Any]]) -> Table:
             f"{r['vote']:.3f}" if r["is_member"] else "no member",
             f"{r['normaliser']:.4f}",
             f"{r['bound']:.4f}",
-            decimal(r["bytes"]) if r["is_kept"] else "-",
+            decimal(r["bytes"]) if r["is_kept"] else "not kept",
         )
     return table

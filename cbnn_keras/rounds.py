@@ -101,6 +101,12 @@ class Rounds:
             self._validation.add_member(model, stage.vote)
         self._tell(record)
 
+    def make_last_final(self) -> None:
+        """The last checkpoint is the final model: its update is undone."""
+        self.run.make_last_round_final()
+        self._booster = self.run.replay()
+        self._task.weights.assign(self._booster.weights)
+
     def save_state(self, step: int, epoch: int) -> None:
         """Keeps what training would go on from after that epoch."""
         try:
@@ -132,7 +138,8 @@ class Rounds:
             f"scoring step {step}",
         )
         try:
-            return self._scorer.winners(inputs)
+            with training_state.generators_kept(self._task.model):
+                return self._scorer.winners(inputs)
         except FloatingPointError:
             raise _diverged("outputs", step, epoch) from None
 

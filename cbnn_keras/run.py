@@ -82,6 +82,10 @@ class Run(abc.ABC):
     def finish(self) -> None:
         """Marks the run as complete."""
 
+    def make_last_round_final(self) -> None:
+        """For a model that turns out to be the final one after its round."""
+        self.rounds[-1] = {**self.rounds[-1], "is_final": True}
+
     def _append(self, record: Record) -> None:
         # The final model can be one that was just scored and turned down.
         if self.rounds and self.rounds[-1]["step"] == record["step"]:

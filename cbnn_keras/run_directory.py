@@ -86,6 +86,7 @@ class RunDirectory(Run):
         run = cls(path, {**header, **_empty_run()})
         try:
             path.mkdir(parents=True, exist_ok=True)
+            files.lock(path)
             # First without any file, to mark the directory as ours.
             run._write_manifest()
             for folder in _FOLDERS:
@@ -118,6 +119,12 @@ class RunDirectory(Run):
         run = cls(path, manifest)
         run._check_complete()
         return run
+
+    @classmethod
+    def claim(cls, path: pathlib.Path) -> "RunDirectory":
+        """`open`, to write: refused while another process does."""
+        files.lock(path)
+        return cls.open(path)
 
     @property
     def base(self) -> np.ndarray | None:
@@ -170,8 +177,9 @@ class RunDirectory(Run):
     ) -> None:
         step = record["step"]
         bits = self._name("rounds", step)
-        np.save(self.path / bits, np.packbits(correct))
-        self._list(bits)
+        if bits not in self._files:  # written once, also if scored again
+            np.save(self.path / bits, np.packbits(correct))
+            self._list(bits)
         if member is not None:
             weights = self._name("members", step)
             architecture.save_weights(member, self.path / weights)
@@ -186,7 +194,10 @@ class RunDirectory(Run):
         return unpack_bits(bits, self.header["num_samples"])
 
     def load_member(self, step: int, model: keras.Model) -> None:
-        path = self.path / self._name("members", step)
+        name = self._name("members", step)
+        path = self.path / name
+        # Again: the directory may have got another run since it was opened.
+        files.check_fingerprint(path, self._files[name])
         try:
             architecture.load_weights(model, path)
         except (OSError, ValueError) as error:
@@ -243,6 +254,7 @@ class RunDirectory(Run):
         self.is_finished = True
         self._write_manifest()
         self._sweep()
+        files.unlock(self.path)
 
     def _write_manifest(self) -> None:
         content = {
@@ -318,7 +330,12 @@ def holds_run(path: pathlib.Path) -> bool:
     return (path / MANIFEST).is_file()
 
 
-def check_available(path: pathlib.Path, *, overwrite: bool = False) -> None:
+def check_available(
+    path: pathlib.Path,
+    *,
+    overwrite: bool = False,
+    advice: str = "Choose another directory.",
+) -> None:
     """Raises a `ValueError` unless a run may be started in `path`."""
     if path.exists() and not path.is_dir():
         raise ValueError(
@@ -330,8 +347,7 @@ def check_available(path: pathlib.Path, *, overwrite: bool = False) -> None:
             return
         raise ValueError(
             f"{path} already holds a run, which is never overwritten by "
-            "itself. Choose another directory, go on with that run "
-            "(`resume=True`), or replace it (`overwrite=True`)."
+            f"itself. {advice}"
         )
     taken = [n for n in (_MODEL, _BASE, *_FOLDERS) if (path / n).exists()]
     if taken:

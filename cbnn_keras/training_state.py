@@ -4,6 +4,9 @@ All of `model.variables`, the states of seed generators among them, which no
 Keras format saves, and those of the optimizer.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import keras
 import numpy as np
 
@@ -54,6 +57,23 @@ def has_nan(model: keras.Model) -> bool:
     """Whether a variable of the model or its optimizer holds NaN."""
     values = map(keras.ops.convert_to_numpy, _variables(model).values())
     return any(bool(np.isnan(value).any()) for value in values)
+
+
+@contextlib.contextmanager
+def generators_kept(model: keras.Model) -> Iterator[None]:
+    """Puts the states of random generators back after inference.
+
+    Some layers are random then too, as those of Monte Carlo dropout, and would
+    go on from another state in training.
+    """
+    weights = {id(weight) for weight in model.weights}
+    states = [v for v in model.variables if id(v) not in weights]
+    kept = [np.array(keras.ops.convert_to_numpy(state)) for state in states]
+    try:
+        yield
+    finally:
+        for state, value in zip(states, kept, strict=True):
+            state.assign(value)
 
 
 def _variables(model: keras.Model) -> dict[str, keras.Variable]:

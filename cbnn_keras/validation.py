@@ -9,6 +9,7 @@ import tensorflow as tf
 from cbnn_keras import selection
 from cbnn_keras.classifier import Classifier
 from cbnn_keras.labels import class_indices
+from cbnn_keras.training_state import generators_kept
 
 
 def as_pair(data: Any) -> tuple[Any, Any]:
@@ -42,9 +43,18 @@ def split_labels(
             "The labels are missing: give `x, y` or a tf.data.Dataset of "
             "batches (x, y)."
         )
-    return x, class_indices(
+    labels = class_indices(
         y, classifier.num_classes, is_binary=classifier.is_binary
     )
+    if not isinstance(x, tf.data.Dataset):
+        sizes = {len(array) for array in keras.tree.flatten(x)}
+        if sizes != {len(labels)}:
+            raise ValueError(
+                f"There are {len(labels)} labels for inputs of length "
+                f"{', '.join(map(str, sorted(sizes)))}: give one label a "
+                "sample."
+            )
+    return x, labels
 
 
 class EnsembleValidation:
@@ -79,11 +89,12 @@ class EnsembleValidation:
 
     def _predict(self, model: keras.Model) -> np.ndarray:
         is_dataset = isinstance(self._inputs, tf.data.Dataset)
-        outputs = model.predict(
-            self._inputs,
-            batch_size=None if is_dataset else self._batch_size,
-            verbose=0,
-        )
+        with generators_kept(model):
+            outputs = model.predict(
+                self._inputs,
+                batch_size=None if is_dataset else self._batch_size,
+                verbose=0,
+            )
         return self._classifier.probabilities(outputs).astype(np.float64)
 
 
@@ -92,7 +103,8 @@ def _split_dataset(dataset: tf.data.Dataset) -> tuple[Any, np.ndarray]:
     is_pair = isinstance(spec, tuple) and len(spec) >= 2
     if not is_pair or getattr(spec[1], "shape", None) == ():
         raise ValueError(
-            f"The dataset must give batches (x, y); its elements are {spec}."
+            "The dataset must give batches (x, y): add `.batch(...)` to single "
+            f"examples. Its elements are {spec}."
         )
     labels = dataset.map(lambda x, y, *_: y)
     first, second = (

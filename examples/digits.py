@@ -74,7 +74,10 @@ def errors(seed: int, epochs: int, directory: pathlib.Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--directory", type=pathlib.Path, default="runs")

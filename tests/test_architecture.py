@@ -594,3 +594,21 @@ def test_state_of_another_dtype_is_refused():
     arrays["model/0"] = arrays["model/0"].view(np.int32)
     with pytest.raises(ValueError, match="other variables.*model/0"):
         training_state.restore_state(model, arrays)
+
+
+def test_architecture_does_not_depend_on_the_batch_that_built_it():
+    def built_with(batch_size):
+        model = keras.Sequential([keras.layers.Dense(3)])
+        model(np.zeros((batch_size, 4)))
+        return architecture.architecture_id(model)
+
+    assert built_with(8) == built_with(16)
+
+
+def test_architecture_does_not_depend_on_the_line_of_a_lambda():
+    def with_lambda(source):
+        function = eval(source, {"__name__": "elsewhere"})
+        layers = [keras.Input((4,)), keras.layers.Lambda(function)]
+        return architecture.architecture_id(keras.Sequential(layers))
+
+    assert with_lambda("lambda x: x") == with_lambda("\n\nlambda x: x".strip())

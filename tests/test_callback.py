@@ -275,17 +275,26 @@ def test_stop_training_in_the_middle_of_an_epoch(first):
     assert log.history["cbnn_members"] == [1, 2]
 
 
-def test_stop_at_a_checkpoint_adds_no_second_copy_of_it():
+def test_stop_at_a_checkpoint_makes_it_the_final_model():
+    """No second copy of it, and its update of the weights is undone."""
     x, y = blobs()
-    model = dense_model()
-    cbnn = CBNNCallback(interval=6)
-    model.fit(
+    cbnn = CBNNCallback(interval=6, deviation_rate=0.05)
+    weights = []
+
+    class Record(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            weights.append(cbnn.sample_weights.numpy())
+
+    dense_model().fit(
         cbnn.weighted(x, y, batch_size=20),
         epochs=5,
-        callbacks=[cbnn, StopTraining(12)],
+        callbacks=[cbnn, Record(), StopTraining(12)],
         verbose=0,
     )
     assert [r["step"] for r in cbnn.history] == [6, 12]
+    assert [r["is_final"] for r in cbnn.history] == [False, True]
+    np.testing.assert_array_equal(cbnn.sample_weights, weights[10])
+    assert not np.array_equal(weights[10], weights[11])
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, Stop])
@@ -667,3 +676,89 @@ def test_numpy_scalars_are_as_good_as_python_numbers(tmp_path):
 def test_what_is_not_a_number_is_refused(name, value):
     with pytest.raises(ValueError, match=f"{name}=.*a number"):
         CBNNCallback(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda train: train.prefetch(4),
+        lambda train: train.map(
+            lambda x, y, weight: (2 * x, y, weight), num_parallel_calls=4
+        ),
+    ],
+)
+def test_looking_ahead_is_refused_because_weights_would_be_old(spoil):
+    x, y = blobs()
+    cbnn = CBNNCallback()
+    train = spoil(cbnn.weighted(x, y, batch_size=5))
+    with pytest.raises(ValueError, match="before their turn.*prefetch"):
+        dense_model().fit(train, epochs=3, callbacks=[cbnn], verbose=0)
+
+
+def test_use_ema_is_refused():
+    x, y = blobs()
+    cbnn = CBNNCallback()
+    model = dense_model(optimizer=keras.optimizers.Adam(use_ema=True))
+    with pytest.raises(ValueError, match="use_ema=True.*use_ema=False"):
+        model.fit(cbnn.weighted(x, y), callbacks=[cbnn], verbose=0)
+
+
+def unknown_length(cbnn, x, y):
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    return own_pipeline(cbnn, dataset).filter(lambda *_: True)
+
+
+# Keras says so when it finds out how long an epoch is.
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_total_steps_for_a_pipeline_of_unknown_length():
+    x, y = blobs()
+    cbnn = CBNNCallback(score_data=(x, y), interval=6, total_steps=12)
+    train = unknown_length(cbnn, x, y)
+    dense_model().fit(train, epochs=2, callbacks=[cbnn], verbose=0)
+    assert [r["step"] for r in cbnn.history] == [6, 12]
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_too_small_total_steps_are_refused_when_fit_goes_on():
+    x, y = blobs()
+    cbnn = CBNNCallback(score_data=(x, y), interval=6, total_steps=6)
+    train = unknown_length(cbnn, x, y)
+    with pytest.raises(ValueError, match="total_steps=6.*goes on"):
+        dense_model().fit(train, epochs=2, callbacks=[cbnn], verbose=0)
+
+
+def test_unknown_steps_with_steps_per_execution_are_refused():
+    x, y = blobs()
+    cbnn = CBNNCallback(score_data=(x, y), total_steps=12)
+    train = unknown_length(cbnn, x, y)
+    model = dense_model(steps_per_execution=4)
+    with pytest.raises(ValueError, match="steps_per_execution=4.*known"):
+        model.fit(train, epochs=2, callbacks=[cbnn], verbose=0)
+
+
+def test_a_model_that_must_run_eagerly():
+    class Eager(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.last = keras.layers.Dense(3, activation="softmax")
+
+        def call(self, x):
+            assert x.numpy().shape[1] == 4  # not to be had in a graph
+            return self.last(x)
+
+    x, y = blobs()
+    model = Eager()
+    model.compile(
+        keras.optimizers.Adam(0.1),
+        "sparse_categorical_crossentropy",
+        run_eagerly=True,
+    )
+    cbnn = CBNNCallback(num_checkpoints=2)
+    train = cbnn.weighted(x, y, batch_size=20)
+    model.fit(train, epochs=4, callbacks=[cbnn], verbose=0)
+    assert len(cbnn.ensemble()) == 2
+
+
+def test_a_number_in_the_place_of_the_directory():
+    with pytest.raises(ValueError, match="directory.*num_checkpoints=6"):
+        CBNNCallback(6)

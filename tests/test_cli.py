@@ -175,3 +175,25 @@ def test_digits_are_split_without_overlap():
     train, validation, test = (keys(x) for x, _ in parts)
     # Two scans of the 1,797 can be equal, but not many.
     assert len(train & test) + len(train & validation) < 5
+
+
+def test_a_terminal_without_unicode_still_shows_the_table(run, tmp_path):
+    import os
+    import shutil
+
+    shutil.copytree(run[0], tmp_path / "läuf [bold]")
+    result = subprocess.run(
+        [sys.executable, "-m", "cbnn_keras", "inspect", "läuf [bold]"],
+        cwd=tmp_path,
+        capture_output=True,
+        env=os.environ | {"PYTHONIOENCODING": "ascii", "COLUMNS": "40"},
+        check=True,
+    )
+    assert b"l\\xe4uf [bold]: complete, 3 members" in result.stdout
+
+
+def test_demo_refuses_a_directory_that_holds_a_run(run, capsys):
+    assert cli.main(["demo", "--directory", str(run[0])]) == 1
+    error = capsys.readouterr().err
+    assert "already holds a run" in error and "Choose another" in error
+    assert "resume" not in error

@@ -363,11 +363,11 @@ def test_dataset_of_several_inputs(structure):
         (lambda: (as_dataset(X, Y), Y), "^A dataset brings its own labels"),
         (
             lambda: (as_dataset(X, Y).map(lambda x, y: x),),
-            r"^The dataset must give batches \(x, y\); its elements are Tens",
+            r"^The dataset must give batches \(x, y\).*Its elements are Tens",
         ),
         (
             lambda: (as_dataset(X, Y).unbatch(),),
-            r"^The dataset must give batches \(x, y\); its elements are \(",
+            r"must give batches \(x, y\).*add `.batch.*elements are \(",
         ),
         (
             lambda: (as_dataset(X, Y).unbatch().shuffle(120).batch(20),),
@@ -732,3 +732,58 @@ def test_wrong_voting_is_refused_before_the_first_stage():
     cbnn, _, x, _ = trained()
     with pytest.raises(ValueError, match="voting must be 'soft' or 'hard'"):
         cbnn.ensemble().staged_predict(x, voting="loud")
+
+
+def test_a_directory_that_got_another_run_is_noticed(tmp_path):
+    """The old votes must not meet the new weights."""
+    _, _, x, _ = trained(tmp_path / "run")
+    loaded = CheckpointEnsemble.load(tmp_path / "run")
+    trained(tmp_path / "run", overwrite=True)
+    with pytest.raises(ValueError, match="is not what was saved"):
+        loaded.predict(x)
+
+
+def test_a_relative_directory_outlives_chdir(tmp_path, monkeypatch):
+    _, _, x, _ = trained(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    loaded = CheckpointEnsemble.load("run")
+    monkeypatch.chdir("/")
+    assert loaded.predict(x).shape == (120, 3)
+
+
+@pytest.mark.parametrize("num", [1, 90])
+def test_labels_of_another_number_than_samples_are_refused(num):
+    cbnn, _, x, y = trained()
+    with pytest.raises(ValueError, match=f"{num} labels for inputs of .*120"):
+        cbnn.ensemble().evaluate(x, y[:num])
+
+
+def test_a_generator_is_refused():
+    cbnn, _, x, _ = trained()
+    with pytest.raises(ValueError, match="generator can be read only once"):
+        cbnn.ensemble().predict(x[i : i + 10] for i in range(0, 120, 10))
+
+
+def test_repr_says_how_many_members_and_which_votes():
+    cbnn, _, _, _ = trained(num_checkpoints=2)
+    first, last = cbnn.ensemble().votes
+    expected = f"CheckpointEnsemble(2 members, votes {first:.3f}, {last:.3f})"
+    assert repr(cbnn.ensemble()) == expected
+
+
+def test_lambda_layers_of_a_live_model_are_merged():
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Lambda(lambda x: 2 * x),
+            keras.layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile(
+        keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy"
+    )
+    cbnn, _, x, _ = trained(model=model)
+    merged = cbnn.ensemble().as_model()
+    np.testing.assert_allclose(
+        merged.predict(x, verbose=0), cbnn.ensemble().predict(x), atol=1e-6
+    )

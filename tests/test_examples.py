@@ -632,3 +632,16 @@ def test_another_number_of_examples_in_a_later_pass_is_refused(later):
     size.assign(later)
     with pytest.raises(ValueError, match=MOVES):
         list(examples.inputs(100))
+
+
+def test_sparse_inputs_are_refused_in_one_sentence():
+    sparse = tf.sparse.from_dense(np.eye(4, dtype="float32"))
+    with pytest.raises(ValueError, match="sparse inputs.*to_dense"):
+        ArrayExamples(sparse, np.arange(4))
+
+
+def test_a_frame_of_mixed_columns_says_to_give_a_dict():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
+    with pytest.raises(ValueError, match="DataFrame of dtype object.*a dict"):
+        ArrayExamples(frame, [0, 1])

@@ -14,7 +14,7 @@ import pytest
 from helpers import blobs, dense_model
 from test_callback import Stop, StopAfter, images, noisy_cnn
 
-from cbnn_keras import CBNNCallback, CheckpointEnsemble
+from cbnn_keras import CBNNCallback, CheckpointEnsemble, files
 
 SCRIPT = pathlib.Path(__file__).with_name("killable_training.py")
 
@@ -51,7 +51,7 @@ def uninterrupted(tmp_path_factory):
     "crash",
     [
         {"epoch": 0, "batch": 2},  # before anything was kept
-        {"epoch": 0},  # right after the first epoch was kept
+        {"epoch": 0},  # at the end of the first epoch
         {"epoch": 1, "batch": 0},  # right after the first checkpoint
         {"epoch": 2, "batch": 5},  # checkpoints after the kept state
         {"epoch": 4, "batch": 5},  # after the final model, before the end
@@ -65,7 +65,7 @@ def test_resumed_run_equals_uninterrupted(tmp_path, uninterrupted, crash):
         fit(tmp_path / "run", StopAfter(**crash))
     # The new process starts from other weights, which must not matter once an
     # epoch was completed.
-    seed = 0 if crash == {"epoch": 0, "batch": 2} else 99
+    seed = 0 if crash["epoch"] == 0 else 99
     cbnn, resumed, _ = fit(tmp_path / "run", seed=seed)
     assert contents(tmp_path / "run") == contents(directory)
     np.testing.assert_array_equal(cbnn.sample_weights, reference.sample_weights)
@@ -87,7 +87,7 @@ def test_only_the_rest_is_trained_and_initial_epoch_is_left(tmp_path):
     with pytest.raises(Stop):
         fit(tmp_path / "run", StopAfter(epoch=2))
     _, model, log = fit(tmp_path / "run")
-    assert log.epoch == [3, 4]
+    assert log.epoch == [2, 3, 4]  # kept when the next epoch begins
     assert model._initial_epoch is None
 
 
@@ -132,7 +132,7 @@ def test_logged_ensemble_accuracy_goes_on(tmp_path):
         fit(tmp_path / "run", StopAfter(epoch=2), validation_data=(x, y))
     _, _, rest = fit(tmp_path / "run", validation_data=(x, y))
     for name in ("val_ensemble_accuracy", "cbnn_vote", "loss"):
-        assert rest.history[name] == whole.history[name][3:]
+        assert rest.history[name] == whole.history[name][2:]
 
 
 def test_learning_rate_set_by_a_callback_is_kept(tmp_path):
@@ -141,14 +141,14 @@ def test_learning_rate_set_by_a_callback_is_kept(tmp_path):
             optimizer = self.model.optimizer
             optimizer.learning_rate = float(optimizer.learning_rate) / 2
 
-    # Listed before ours: what it does at an epoch's end is part of the state.
+    # After ours, as `ReduceLROnPlateau` on our logs would be.
     def start(*others):
         keras.utils.set_random_seed(0)
         x, y = images()
         model = noisy_cnn()
         cbnn = CBNNCallback(tmp_path / "run", interval=7, resume=True)
         train = cbnn.weighted(x, y, batch_size=16, seed=4)
-        callbacks = [Halve(), cbnn, *others]
+        callbacks = [cbnn, Halve(), *others]
         model.fit(train, epochs=4, callbacks=callbacks, verbose=0)
         return float(model.optimizer.learning_rate)
 
@@ -250,3 +250,60 @@ def test_another_optimizer_is_refused_though_its_slots_would_fit(tmp_path):
         start(keras.optimizers.Adam(0.05), StopAfter(epoch=1))
     with pytest.raises(ValueError, match="optimizer was 'Adam' and is 'Nadam'"):
         start(keras.optimizers.Nadam(0.05))
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from cbnn_keras import files
+
+files.lock(Path(sys.argv[1]))
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_directory_that_another_process_trains_in_is_refused(tmp_path):
+    with pytest.raises(Stop):
+        fit(tmp_path / "run", StopAfter(epoch=2))
+    files.unlock(tmp_path / "run")  # as if this process had ended
+    before = contents(tmp_path / "run")
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "locked\n"
+        with pytest.raises(ValueError, match="run is in use: another process"):
+            fit(tmp_path / "run")
+        assert contents(tmp_path / "run") == before
+        CheckpointEnsemble.load(tmp_path / "run")  # reading is free
+        other.kill()
+    fit(tmp_path / "run")  # a lock ends with its process
+    assert CheckpointEnsemble.load(tmp_path / "run").members[-1]["is_final"]
+
+
+def test_random_layers_at_inference_do_not_disturb_a_resumed_run(tmp_path):
+    """Monte Carlo dropout draws while it is scored and validated."""
+
+    def start(directory, *others):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        x, y = blobs()
+        inputs = keras.Input((4,))
+        hidden = keras.layers.Dense(8, activation="relu")(inputs)
+        noisy = keras.layers.Dropout(0.3)(hidden, training=True)
+        outputs = keras.layers.Dense(3, activation="softmax")(noisy)
+        model = keras.Model(inputs, outputs)
+        model.compile(
+            keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy"
+        )
+        cbnn = CBNNCallback(
+            directory, interval=6, resume=True, validation_data=(x, y)
+        )
+        train = cbnn.weighted(x, y, batch_size=20, seed=1)
+        model.fit(train, epochs=4, callbacks=[cbnn, *others], verbose=0)
+        return [np.array(weight) for weight in model.weights]
+
+    whole = start(tmp_path / "whole")
+    with pytest.raises(Stop):
+        start(tmp_path / "run", StopAfter(epoch=2, batch=3))
+    for a, b in zip(start(tmp_path / "run"), whole, strict=True):
+        np.testing.assert_array_equal(a, b)
