@@ -73,6 +73,11 @@ class SampleWeights:
         self._owner = weakref.ref(owner)
 
     @property
+    def is_orphaned(self) -> bool:
+        """Whether it had an owner that is gone."""
+        return self._owner is not None and self._owner() is None
+
+    @property
     def num_lookups(self) -> int:
         """How many batches have looked their weights up."""
         return int(self._num_lookups)
@@ -156,6 +161,15 @@ def live_sample_weights(owner: object | None) -> list[SampleWeights]:
     return list({id(w): w for w in _live.values() if w.owner is owner}.values())
 
 
+def _candidates(owner: object) -> list[list[SampleWeights]]:
+    unowned = live_sample_weights(None)
+    return [
+        live_sample_weights(owner),
+        [weights for weights in unowned if not weights.is_orphaned],
+        [weights for weights in unowned if weights.is_orphaned],
+    ]
+
+
 EXPLICIT_FORM = (
     "Write: cbnn = CBNNCallback(...); train = cbnn.weighted(x, y, "
     "batch_size=128); model.fit(train, epochs=..., callbacks=[cbnn])."
@@ -165,20 +179,21 @@ EXPLICIT_FORM = (
 def claim_sample_weights(owner: object) -> SampleWeights:
     """Finds the one pipeline that a callback can mean, and makes it its own.
 
-    That is the callback's own if it has one, or else the one that nobody has.
+    That is the callback's own if it has one, or else the one that never had an
+    owner, or else the one whose owner is gone.
 
     Raises:
         ValueError: If there is none, or more than one.
     """
-    for holder, whose in ((owner, "of this callback"), (None, "of nobody's")):
-        found = live_sample_weights(holder)
-        if len(found) > 1:
-            gc.collect()  # datasets that are dead but not yet gone
-            found = live_sample_weights(holder)
+    groups = _candidates(owner)
+    if any(len(found) > 1 for found in groups):
+        gc.collect()  # datasets that are dead but not yet gone
+        groups = _candidates(owner)
+    for found in groups:
         if len(found) > 1:
             raise ValueError(
-                f"CBNNCallback: there are {len(found)} pipelines {whose}, made "
-                "by `weighted`, and any could be meant. Use one callback for "
+                f"CBNNCallback: there are {len(found)} pipelines made by "
+                "`weighted`, and any could be meant. Use one callback for "
                 "each, or `del` what is no longer needed. " + EXPLICIT_FORM
             )
         if found:

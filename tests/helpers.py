@@ -40,3 +40,31 @@ def trained(directory=None, *, epochs=4, batch_size=20, model=None, **options):
     train = callback.weighted(x, y, batch_size=batch_size, seed=1)
     model.fit(train, epochs=epochs, callbacks=[callback], verbose=0)
     return callback, model, x, y
+
+
+def text_model(num_classes=3):
+    """Strings in; its vocabulary is adapted and in no config."""
+    vectorize = keras.layers.TextVectorization(output_sequence_length=3)
+    vectorize.adapt(["red green blue", "red green", "red"])
+    return keras.Sequential(
+        [
+            keras.Input((), dtype="string"),
+            vectorize,
+            keras.layers.Embedding(vectorize.vocabulary_size(), 4),
+            keras.layers.Flatten(),
+            keras.layers.Dense(num_classes, activation="softmax"),
+        ]
+    )
+
+
+class Undescribed(keras.Model):
+    """Takes an argument that Keras cannot write down."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.chain = layers
+
+    def call(self, x):
+        for layer in self.chain:
+            x = layer(x)
+        return x

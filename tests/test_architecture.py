@@ -10,7 +10,7 @@ import h5py
 import keras
 import numpy as np
 import pytest
-from helpers import blobs, dense_model
+from helpers import Undescribed, blobs, dense_model, text_model
 
 from cbnn_keras import architecture, training_state
 
@@ -34,35 +34,8 @@ def one_step(model, num_features=64, num_classes=10):
     model.fit(x, y, batch_size=20, verbose=0, shuffle=False)
 
 
-def text_model():
-    vectorize = keras.layers.TextVectorization(output_sequence_length=3)
-    vectorize.adapt(["red green blue", "red green", "red"])
-    return keras.Sequential(
-        [
-            keras.Input((), dtype="string"),
-            vectorize,
-            keras.layers.Embedding(vectorize.vocabulary_size(), 4),
-            keras.layers.Flatten(),
-            keras.layers.Dense(2, activation="softmax"),
-        ]
-    )
-
-
-class Shy(keras.Model):
-    """Cannot be described: an argument that is no plain value."""
-
-    def __init__(self, layers):
-        super().__init__()
-        self.chain = layers
-
-    def call(self, x):
-        for layer in self.chain:
-            x = layer(x)
-        return x
-
-
 def shy_model():
-    model = Shy([keras.layers.Dense(3)])
+    model = Undescribed([keras.layers.Dense(3)])
     model(np.zeros((1, 4)))
     return model
 
@@ -309,7 +282,7 @@ def test_copies_have_weights_of_their_own():
 def test_model_that_cannot_be_described_is_not_copied():
     with pytest.raises(
         ValueError,
-        match="^Keras cannot copy Shy. Give the class a `get_config` and",
+        match="^Keras cannot copy Undescribed. Give the class a `get_config`",
     ):
         architecture.copies(shy_model(), 1)
 

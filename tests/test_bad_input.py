@@ -167,7 +167,7 @@ def test_several_pipelines_of_the_callback():
     )
     for train in (first, second):
         assert_refused(
-            "there are 2 pipelines of this callback.*Use one callback for each",
+            "there are 2 pipelines made by.*Use one callback for each",
             fast_model(),
             train,
             callbacks=[callback],

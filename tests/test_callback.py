@@ -762,3 +762,16 @@ def test_a_model_that_must_run_eagerly():
 def test_a_number_in_the_place_of_the_directory():
     with pytest.raises(ValueError, match="directory.*num_checkpoints=6"):
         CBNNCallback(6)
+
+
+def test_a_new_pipeline_goes_before_one_whose_callback_is_gone():
+    """As when a cell of a notebook gives the name of a callback away."""
+    x, y = blobs()
+    cbnn = CBNNCallback()
+    train = cbnn.weighted(x, y)
+    model = dense_model()
+    model.fit(train, epochs=2, callbacks=[cbnn], verbose=0)
+    cbnn = CBNNCallback()
+    model.fit(weighted(x, y), epochs=2, callbacks=[cbnn], verbose=0)
+    assert cbnn.history
+    del train

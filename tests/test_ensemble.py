@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import blobs, dense_model, trained
+from helpers import Undescribed, blobs, dense_model, text_model, trained
 from sklearn.metrics import accuracy_score, log_loss
 
 from cbnn_keras import CheckpointEnsemble
@@ -626,20 +626,6 @@ for name in sys.argv[1:]:
 """
 
 
-def text_model():
-    vectorize = keras.layers.TextVectorization(output_sequence_length=3)
-    vectorize.adapt(["red green blue", "red green", "red"])
-    return keras.Sequential(
-        [
-            keras.Input((), dtype="string"),
-            vectorize,
-            keras.layers.Embedding(vectorize.vocabulary_size(), 4),
-            keras.layers.Flatten(),
-            keras.layers.Dense(3, activation="softmax"),
-        ]
-    )
-
-
 def test_run_is_loaded_by_another_process_without_the_code_of_the_user(
     directory, tmp_path
 ):
@@ -659,19 +645,6 @@ def test_run_is_loaded_by_another_process_without_the_code_of_the_user(
 
 
 # --- Subclassed models ---
-
-
-class Undescribed(keras.Model):
-    """Takes an argument that Keras cannot write down."""
-
-    def __init__(self, layers):
-        super().__init__()
-        self.chain = layers
-
-    def call(self, x):
-        for layer in self.chain:
-            x = layer(x)
-        return x
 
 
 def undescribed_model():

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import blobs, dense_model
+from helpers import Undescribed, blobs, dense_model, text_model
 
 from cbnn_keras import CheckpointEnsemble, merging
 from cbnn_keras.classifier import Classifier
@@ -64,20 +64,6 @@ def deferred_model():
 def mixed_model():
     keras.config.set_dtype_policy("mixed_bfloat16")
     return dense_model()
-
-
-def text_model():
-    vectorize = keras.layers.TextVectorization(output_sequence_length=3)
-    vectorize.adapt(["red green blue", "red green", "red"])
-    return keras.Sequential(
-        [
-            keras.Input((), dtype="string"),
-            vectorize,
-            keras.layers.Embedding(vectorize.vocabulary_size(), 4),
-            keras.layers.Flatten(),
-            keras.layers.Dense(3, activation="softmax"),
-        ]
-    )
 
 
 def nested_model():
@@ -291,19 +277,6 @@ class Registered(keras.Model):
 
     def get_config(self):
         return {**super().get_config(), "units": self.units}
-
-
-class Undescribed(keras.Model):
-    """Takes an argument that Keras cannot write down."""
-
-    def __init__(self, layers):
-        super().__init__()
-        self.chain = layers
-
-    def call(self, x):
-        for layer in self.chain:
-            x = layer(x)
-        return x
 
 
 def called(model):
