@@ -11,12 +11,9 @@ import numpy as np
 import tensorflow as tf
 
 from cbnn_keras import architecture, boosting, schedules
-from cbnn_keras.classifier import describe_classifier
 from cbnn_keras.console import Reporter
 from cbnn_keras.ensemble import CheckpointEnsemble
-from cbnn_keras.examples import Examples
-from cbnn_keras.labels import class_indices
-from cbnn_keras.rounds import Rounds, Task, track_with
+from cbnn_keras.rounds import Rounds
 from cbnn_keras.run import MemoryRun, Record, Run
 from cbnn_keras.run_directory import (
     RunDirectory,
@@ -31,12 +28,12 @@ from cbnn_keras.sample_weights import (
     sample_weights_of,
     weighted,
 )
+from cbnn_keras.task import bare_optimizer, describe_task
 from cbnn_keras.validation import EnsembleValidation, as_pair
 from cbnn_keras.version import __version__
 
 _DEFAULT_NUM_CHECKPOINTS = 6
 _NUM_CHECKED = 10  # batches of a fit whose lookups are counted
-_DEFAULT_BATCH_SIZE = 128  # to score a pipeline whose batches are not ours
 
 
 class CBNNCallback(keras.callbacks.Callback):
@@ -209,12 +206,19 @@ class CBNNCallback(keras.callbacks.Callback):
     def on_train_begin(self, logs: Record | None = None) -> None:
         self._reporter = Reporter(self.params.get("verbose", 0))
         self._initial_epoch = self.model._initial_epoch
-        self._check_environment()
         if self.directory is not None and not self.resume:
             check_available(
                 self.directory, overwrite=self.overwrite, advice=_ADVICE
             )
-        self._task = self._describe_task()
+        self._weights = claim_sample_weights(self)
+        self._task = describe_task(
+            self.model,
+            self._weights,
+            score_data=self.score_data,
+            from_logits=self.from_logits,
+            track=self._reporter.tracker("reading the labels"),
+        )
+        self._check_expected_error(self._task.classifier.num_classes)
         self._validation = (
             None
             if self.validation_data is None
@@ -345,27 +349,6 @@ class CBNNCallback(keras.callbacks.Callback):
                 self.directory, overwrite=self.overwrite, advice=_ADVICE
             )
 
-    def _check_environment(self) -> None:
-        num_replicas = self.model.distribute_strategy.num_replicas_in_sync
-        if num_replicas > 1:
-            raise ValueError(
-                f"CBNNCallback: the model is spread over {num_replicas} "
-                "devices, which is not supported yet. Build the model outside "
-                "`strategy.scope()` to train on one device."
-            )
-        if getattr(self._optimizer(), "use_ema", False):
-            raise ValueError(
-                "CBNNCallback: the optimizer has use_ema=True, with which "
-                "Keras replaces the weights after the last step: the final "
-                "model would be another than the last member. Compile the "
-                "model with use_ema=False."
-            )
-
-    def _optimizer(self) -> keras.optimizers.Optimizer:
-        """Without the loss scaling of mixed precision around it."""
-        optimizer = self.model.optimizer
-        return getattr(optimizer, "inner_optimizer", optimizer)
-
     def _check_expected_error(self, num_classes: int) -> None:
         if not boosting.is_better_than_chance(self.expected_error, num_classes):
             raise ValueError(
@@ -386,8 +369,6 @@ class CBNNCallback(keras.callbacks.Callback):
         if num_new > at_most:
             raise ValueError(_LOOKS_AHEAD + EXPLICIT_FORM)
 
-    # Where the samples and their weights come from.
-
     def _bound_weights(self) -> SampleWeights:
         if self._weights is None:
             raise ValueError(
@@ -395,48 +376,6 @@ class CBNNCallback(keras.callbacks.Callback):
                 + EXPLICIT_FORM
             )
         return self._weights
-
-    def _describe_task(self) -> Task:
-        weights = self._weights = claim_sample_weights(self)
-        examples = self._find_examples(weights)
-        batch_size = weights.settings.get("batch_size", _DEFAULT_BATCH_SIZE)
-        classifier = describe_classifier(
-            self.model, next(examples.inputs(batch_size)), self.from_logits
-        )
-        self._check_expected_error(classifier.num_classes)
-        track = track_with(self._reporter, "reading the labels")
-        labels = class_indices(
-            examples.labels(track),
-            classifier.num_classes,
-            is_binary=classifier.is_binary,
-        )
-        return Task(
-            self.model, classifier, examples, labels, weights, batch_size
-        )
-
-    def _find_examples(self, weights: SampleWeights) -> Examples:
-        if weights.examples is not None:
-            if self.score_data is not None:
-                raise ValueError(
-                    "CBNNCallback(score_data=...) is for a pipeline made with "
-                    "`attach_index`; `weighted` knows its samples. Leave it "
-                    "out."
-                )
-            return weights.examples
-        if self.score_data is None:
-            raise ValueError(
-                "CBNNCallback: a pipeline made with `attach_index` needs "
-                "`score_data=(x, y)`, the same samples in the same order, to "
-                "score the checkpoints."
-            )
-        examples = as_examples(*as_pair(self.score_data))
-        if examples.num_samples != weights.num_samples:
-            raise ValueError(
-                f"CBNNCallback(score_data=...) has {examples.num_samples} "
-                f"samples, but the pipeline has {weights.num_samples}: sample "
-                "i of one must be sample i of the other."
-            )
-        return examples
 
     # The beginning of a run.
 
@@ -524,7 +463,7 @@ class CBNNCallback(keras.callbacks.Callback):
                 "first_epoch": first_epoch,
                 "deviation_rate": self.deviation_rate,
                 "expected_error": self.expected_error,
-                "optimizer": type(self._optimizer()).__name__,
+                "optimizer": type(bare_optimizer(self.model)).__name__,
                 **task.weights.settings,
             },
         }

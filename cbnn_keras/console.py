@@ -1,6 +1,6 @@
 """What a person sees while a run is going on."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import rich.console
@@ -49,3 +49,13 @@ class Reporter:
             yield from progress.track(
                 iterable, total=total, description=description
             )
+
+    def tracker(
+        self, description: str
+    ) -> Callable[[Iterable[Any], int], Iterator[Any]]:
+        """`track` for those who do not know what they are shown as."""
+
+        def track(iterable: Iterable[Any], total: int) -> Iterator[Any]:
+            return self.track(iterable, total, description)
+
+        return track

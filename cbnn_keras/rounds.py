@@ -1,46 +1,21 @@
 """Round after round: score, vote, reweight, keep, tell.
 
-`Task` is what is trained on what; `Rounds` does a round of boosting on it
-whenever it is told to. When that is, is up to `callback.py`.
+`Rounds` does a round of boosting on a task whenever it is told to. When that
+is, is up to `callback.py`.
 """
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any
 
-import keras
 import numpy as np
 
 from cbnn_keras import boosting, training_state
-from cbnn_keras.classifier import Classifier, Scorer
+from cbnn_keras.classifier import Scorer
 from cbnn_keras.console import Reporter
 from cbnn_keras.ensemble import CheckpointEnsemble
-from cbnn_keras.examples import Examples, Track
 from cbnn_keras.run import Record, Run
-from cbnn_keras.sample_weights import SampleWeights
+from cbnn_keras.task import Task
 from cbnn_keras.validation import EnsembleValidation
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What is trained on what.
-
-    Attributes:
-        model: The model in training.
-        classifier: How to read its outputs.
-        examples: The training samples.
-        labels: Their class indices, shape `(num_samples,)`.
-        weights: Their weights.
-        batch_size: Of inference.
-    """
-
-    model: keras.Model
-    classifier: Classifier
-    examples: Examples
-    labels: np.ndarray
-    weights: SampleWeights
-    batch_size: int
 
 
 class Rounds:
@@ -206,12 +181,3 @@ def _diverged(what: str, step: int, epoch: int) -> ValueError:
         "learning rate or clip the gradients, and look for NaN in the data. "
         "The members saved so far are intact."
     )
-
-
-def track_with(reporter: Reporter, description: str) -> Track:
-    """A progress bar in the form that `Examples` take."""
-
-    def track(iterable: Iterable[Any], total: int) -> Iterator[Any]:
-        return reporter.track(iterable, total, description)
-
-    return track

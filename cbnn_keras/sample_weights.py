@@ -224,9 +224,9 @@ def weighted(
     from `(seed, epoch, index)`, so that a run that is resumed sees exactly the
     batches of one that was never interrupted.
 
-    Do not `cache()` the result: that freezes the weights. MixUp and CutMix
-    blend two samples, and so must their weights: see
-    `CBNNCallback.attach_index`.
+    Do not `cache()` or `prefetch()` the result: that freezes weights or makes
+    them old, and is refused. MixUp and CutMix blend two samples, and so must
+    their weights: see `CBNNCallback.attach_index`.
 
     Args:
         x: Inputs: arrays, tensors or data frames in any structure that Keras

@@ -23,7 +23,7 @@ LEVELS = [
         "console",
     },
     {"selection", "validation", "merging", "ensemble"},
-    {"rounds", "callback"},
+    {"task", "rounds", "callback"},
     {"demo", "inspection"},
     {"cli"},
     {"__main__"},
