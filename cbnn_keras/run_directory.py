@@ -14,9 +14,11 @@ state or the new one, plus perhaps files that nobody lists, which `rewind` and
 `finish` sweep up.
 """
 
+import contextlib
 import json
 import pathlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -177,16 +179,17 @@ class RunDirectory(Run):
     ) -> None:
         step = record["step"]
         bits = self._name("rounds", step)
-        if bits not in self._files:  # written once, also if scored again
-            np.save(self.path / bits, np.packbits(correct))
-            self._list(bits)
-        if member is not None:
-            weights = self._name("members", step)
-            architecture.save_weights(member, self.path / weights)
-            self._list(weights)
-            self.members.append(step)
-        self._append(record)
-        self._write_manifest()
+        with self._failures_explained():
+            if bits not in self._files:  # written once, also if scored again
+                np.save(self.path / bits, np.packbits(correct))
+                self._list(bits)
+            if member is not None:
+                weights = self._name("members", step)
+                architecture.save_weights(member, self.path / weights)
+                self._list(weights)
+                self.members.append(step)
+            self._append(record)
+            self._write_manifest()
 
     def correct(self, step: int) -> np.ndarray:
         path = self.path / self._name("rounds", step)
@@ -213,14 +216,15 @@ class RunDirectory(Run):
         name = self._name("resume", step)
         # The stubs of NumPy take the names for options.
         arrays: Any = training_state.capture_state(model)
-        np.savez(self.path / name, **arrays)
-        self._list(name)
-        previous = self.state
-        self.state = {"step": step, "epoch": epoch}
-        if previous and previous["step"] != step:
-            del self._files[self._name("resume", previous["step"])]
-        self._write_manifest()
-        self._sweep()
+        with self._failures_explained():
+            np.savez(self.path / name, **arrays)
+            self._list(name)
+            previous = self.state
+            self.state = {"step": step, "epoch": epoch}
+            if previous and previous["step"] != step:
+                del self._files[self._name("resume", previous["step"])]
+            self._write_manifest()
+            self._sweep()
 
     def rewind(self, model: keras.Model) -> Record:
         """Goes back to the kept state, to train on from there.
@@ -255,6 +259,17 @@ class RunDirectory(Run):
         self._write_manifest()
         self._sweep()
         files.unlock(self.path)
+
+    @contextlib.contextmanager
+    def _failures_explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                f"The run in {self.path} could not be written: {error}. What "
+                "it held before is intact: make room, and go on with "
+                "`CBNNCallback(directory, resume=True)`."
+            ) from error
 
     def _write_manifest(self) -> None:
         content = {

@@ -307,3 +307,28 @@ def test_random_layers_at_inference_do_not_disturb_a_resumed_run(tmp_path):
         start(tmp_path / "run", StopAfter(epoch=2, batch=3))
     for a, b in zip(start(tmp_path / "run"), whole, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("save", ["savez", "save"])
+def test_a_full_disk_is_explained_and_nothing_is_lost(
+    tmp_path, uninterrupted, save, monkeypatch
+):
+    """`savez` writes the state of an epoch, `save` the bits of a round."""
+    directory, _, _ = uninterrupted
+    write, num_calls = getattr(np, save), 0
+
+    def fail_at_the_second_call(file, *arrays, **named):
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 2:
+            pathlib.Path(file).write_bytes(b"half of it")
+            raise OSError(28, "No space left on device")
+        write(file, *arrays, **named)
+
+    monkeypatch.setattr(np, save, fail_at_the_second_call)
+    with pytest.raises(
+        OSError, match="could not be written.*No space.*intact.*resume=True"
+    ):
+        fit(tmp_path / "run")
+    fit(tmp_path / "run")
+    assert contents(tmp_path / "run") == contents(directory)
