@@ -280,6 +280,13 @@ def test_a_directory_that_another_process_trains_in_is_refused(tmp_path):
     assert CheckpointEnsemble.load(tmp_path / "run").members[-1]["is_final"]
 
 
+class AlwaysDropout(keras.layers.Dropout):
+    """Monte Carlo dropout; `training=True` at the call is lost in `predict`."""
+
+    def call(self, inputs, training=False):
+        return super().call(inputs, training=True)
+
+
 def test_random_layers_at_inference_do_not_disturb_a_resumed_run(tmp_path):
     """Monte Carlo dropout draws while it is scored and validated."""
 
@@ -289,7 +296,7 @@ def test_random_layers_at_inference_do_not_disturb_a_resumed_run(tmp_path):
         x, y = blobs()
         inputs = keras.Input((4,))
         hidden = keras.layers.Dense(8, activation="relu")(inputs)
-        noisy = keras.layers.Dropout(0.3)(hidden, training=True)
+        noisy = AlwaysDropout(0.3)(hidden)
         outputs = keras.layers.Dense(3, activation="softmax")(noisy)
         model = keras.Model(inputs, outputs)
         model.compile(
@@ -300,7 +307,10 @@ def test_random_layers_at_inference_do_not_disturb_a_resumed_run(tmp_path):
         )
         train = cbnn.weighted(x, y, batch_size=20, seed=1)
         model.fit(train, epochs=4, callbacks=[cbnn, *others], verbose=0)
-        return [np.array(weight) for weight in model.weights]
+        weights = [np.array(weight) for weight in model.weights]
+        first, second = (model.predict(x, verbose=0) for _ in range(2))
+        assert not np.array_equal(first, second)  # it is random
+        return weights
 
     whole = start(tmp_path / "whole")
     with pytest.raises(Stop):
