@@ -205,6 +205,45 @@ def one_hot_votes(probabilities: ArrayLike) -> NDArray[np.floating]:
     return np.eye(values.shape[-1], dtype=dtype)[winners]
 
 
+def predicted_classes(probabilities: ArrayLike) -> NDArray[np.int64]:
+    """The class of each row; ties go to the lower one.
+
+    Args:
+        probabilities: Shape `(..., num_classes)`, or `(..., 1)` if binary.
+
+    Example:
+
+    >>> predicted_classes([[0.2, 0.8], [0.5, 0.5]])
+    array([1, 0])
+    >>> predicted_classes([[0.2], [0.8]])
+    array([0, 1])
+    """
+    values = np.asarray(probabilities)
+    if values.shape[-1] == 1:
+        return (values[..., 0] > 0.5).astype(np.int64)
+    return values.argmax(axis=-1)
+
+
+def disagreement(
+    probabilities: ArrayLike, votes: ArrayLike, winners: ArrayLike
+) -> NDArray[np.floating]:
+    """Of each sample, the share of votes that is not for its class.
+
+    Args:
+        probabilities: Of each member, shape `(num_members, num_samples, ...)`.
+        votes: Shape `(num_members,)`, with a positive sum.
+        winners: What the ensemble says, shape `(num_samples,)`.
+
+    Example:
+
+    >>> members = [[[0.9, 0.1]], [[0.3, 0.7]]]
+    >>> disagreement(members, votes=[3.0, 1.0], winners=[0])
+    array([0.25])
+    """
+    differs = predicted_classes(probabilities) != np.asarray(winners)
+    return combine_probabilities(differs, votes)
+
+
 @dataclasses.dataclass(frozen=True)
 class Stage:
     """What one round found.

@@ -15,10 +15,12 @@ from sklearn.tree import DecisionTreeClassifier
 from cbnn_keras.boosting import (
     Booster,
     combine_probabilities,
+    disagreement,
     exponential_loss,
     is_better_than_chance,
     is_within_budget,
     one_hot_votes,
+    predicted_classes,
     stage_error,
     stage_normaliser,
     stage_vote,
@@ -813,6 +815,130 @@ def test_hard_voting_counts_the_votes():
     combined = combine_probabilities(one_hot_votes(probabilities), [3, 1, 1])
     expected = [[3 / 5, 2 / 5, 0], [1 / 5, 0, 4 / 5]]
     np.testing.assert_allclose(combined, expected, rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "expected"),
+    [
+        ([0.2, 0.7, 0.1], 1),
+        ([0.2, 0.4, 0.4], 1),  # a tie goes to the lower class
+        ([0.4, 0.2, 0.4], 0),
+        ([0.25, 0.25, 0.25, 0.25], 0),
+        ([0, 0, 1], 2),
+        # One column is class 1 of two: at a half, class 0 is the lower.
+        ([0.5], 0),
+        ([0.5000001], 1),
+        ([0.4999999], 0),
+        ([0.0], 0),
+        ([1.0], 1),
+    ],
+)
+def test_predicted_class(probabilities, expected):
+    found = predicted_classes(probabilities)
+    assert found.dtype == np.int64 and found.shape == ()
+    assert found == expected
+    # Of any number of rows, in any number of dimensions.
+    rows = np.tile(np.array(probabilities), (2, 3, 1))
+    np.testing.assert_array_equal(
+        predicted_classes(rows), np.full((2, 3), expected)
+    )
+
+
+@reproducible
+@given(
+    hnp.arrays(
+        np.float32,
+        st.tuples(*[st.integers(1, 4)] * 3),
+        elements=st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]),
+    )
+)
+def test_predicted_class_is_the_one_that_is_voted_for(probabilities):
+    found = predicted_classes(probabilities)
+    votes = one_hot_votes(probabilities)
+    assert found.shape == probabilities.shape[:-1]
+    for index in np.ndindex(*found.shape):
+        if votes.shape[-1] == 1:
+            assert votes[index][0] == found[index]
+        else:
+            assert list(votes[index]) == [
+                float(c == found[index]) for c in range(votes.shape[-1])
+            ]
+
+
+# Three members of votes 3, 1 and 4, and four samples; in the comments the
+# classes that the members say, ties to the lower one.
+THREE_MEMBERS = [
+    [[0.5, 0.3, 0.2], [0.1, 0.2, 0.7], [0.4, 0.4, 0.2], [1, 0, 0]],  # 0 2 0 0
+    [[0.1, 0.9, 0.0], [0.0, 0.1, 0.9], [0.3, 0.3, 0.4], [1, 0, 0]],  # 1 2 2 0
+    [[0.3, 0.6, 0.1], [0.8, 0.1, 0.1], [0.0, 0.5, 0.5], [1, 0, 0]],  # 1 0 1 0
+]
+
+
+@pytest.mark.parametrize(
+    ("winners", "expected"),
+    [
+        # Not for class 1: 3 of 8. Not for 2: 4. Not for 1: 3 + 1. All for 0.
+        ([1, 2, 1, 0], [3 / 8, 4 / 8, 4 / 8, 0.0]),
+        # Not for 0: 1 + 4; 3 + 1; 1 + 4. None for 2.
+        ([0, 0, 0, 2], [5 / 8, 4 / 8, 5 / 8, 1.0]),
+    ],
+)
+def test_disagreement_of_three_members(winners, expected):
+    found = disagreement(THREE_MEMBERS, [3, 1, 4], winners)
+    np.testing.assert_array_equal(found, expected)  # eighths are exact
+    # Only shares of the votes matter.
+    other = disagreement(THREE_MEMBERS, [0.3, 0.1, 0.4], winners)
+    np.testing.assert_allclose(other, expected, rtol=0, atol=1e-15)
+
+
+def test_disagreement_of_binary_members():
+    # Classes 1 0 0 and 1 1 0: the half is class 0.
+    members = [[[0.9], [0.1], [0.5]], [[0.6], [0.8], [0.2]]]
+    found = disagreement(members, [3.0, 1.0], [1, 0, 0])
+    np.testing.assert_array_equal(found, [0.0, 0.25, 0.0])
+    found = disagreement(members, [3.0, 1.0], [0, 1, 1])
+    np.testing.assert_array_equal(found, [1.0, 0.75, 1.0])
+
+
+def test_one_member_agrees_with_itself():
+    members = np.random.default_rng(3).uniform(size=(1, 20, 3))
+    winners = members[0].argmax(axis=1)
+    np.testing.assert_array_equal(disagreement(members, [0.7], winners), 0)
+
+
+@reproducible
+@given(
+    hnp.arrays(
+        np.int64,
+        st.tuples(st.integers(1, 5), st.integers(1, 6)),
+        elements=st.integers(0, 3),
+    ),
+    st.data(),
+)
+def test_disagreement_is_the_loss_in_votes(classes, data):
+    num_members, num_samples = classes.shape
+    votes = data.draw(
+        st.lists(st.floats(0.1, 10), min_size=num_members, max_size=num_members)
+    )
+    winners = data.draw(
+        hnp.arrays(np.int64, num_samples, elements=st.integers(0, 3))
+    )
+    found = disagreement(np.eye(4)[classes], votes, winners)
+    assert found.shape == (num_samples,)
+    for i in range(num_samples):
+        against = sum(
+            vote
+            for vote, member in zip(votes, classes, strict=True)
+            if member[i] != winners[i]
+        )
+        assert found[i] == pytest.approx(against / sum(votes), abs=1e-14)
+
+
+# Their shares sum to a little less and to a little more than 1.
+@pytest.mark.parametrize("votes", [[4.2, 7.4], [4.3, 5.4]])
+def test_members_of_one_mind_do_not_disagree_at_all(votes):
+    members = np.tile([[0.1, 0.9], [0.8, 0.2]], (len(votes), 1, 1))
+    np.testing.assert_array_equal(disagreement(members, votes, [1, 0]), [0, 0])
 
 
 @pytest.mark.parametrize(("n", "k"), [(14, 2), (200, 2), (50_000, 100)])
