@@ -12,7 +12,7 @@ import pathlib
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -40,6 +40,14 @@ def save_architecture(model: keras.Model, path: pathlib.Path) -> None:
         NotImplementedError, TypeError or ValueError: If Keras cannot describe
             the model, as is the case with many subclassed ones.
     """
+    _save_architecture(model, path, _without_addresses)
+
+
+def _save_architecture(
+    model: keras.Model,
+    path: pathlib.Path,
+    edit_config: Callable[[bytes], bytes],
+) -> None:
     # Beside the target under a fixed name: what a crash leaves is found again.
     plain = unfinished_architecture(path)
     with _without_training(model):
@@ -57,7 +65,7 @@ def save_architecture(model: keras.Model, path: pathlib.Path) -> None:
                 if name == "metadata.json":
                     writer.write(_without_date(reader.read()))
                 elif name == "config.json":
-                    writer.write(_without_addresses(reader.read()))
+                    writer.write(edit_config(reader.read()))
                 else:
                     shutil.copyfileobj(reader, writer, 2**20)
     plain.unlink()
@@ -77,8 +85,16 @@ def load_architecture(
     )
 
 
-def copies(model: keras.Model, num: int) -> list[keras.Model]:
+def copies(
+    model: keras.Model, num: int, *, in_float32: bool = False
+) -> list[keras.Model]:
     """Models of the same architecture with weights of their own.
+
+    Args:
+        model: What to copy.
+        num: How many.
+        in_float32: Whether layers that compute in half precision shall do so
+            in float32.
 
     Raises:
         ValueError: If the model cannot be described or not be rebuilt from its
@@ -87,11 +103,14 @@ def copies(model: keras.Model, num: int) -> list[keras.Model]:
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.keras"
         try:
-            save_architecture(model, path)
+            _save_architecture(
+                model, path, _with_float32 if in_float32 else bytes
+            )
             # Lambdas are safe here: they are in the model that we hold.
-            return [
-                load_architecture(path, safe_mode=False) for _ in range(num)
-            ]
+            with _policy("float32" if in_float32 else None):
+                return [
+                    load_architecture(path, safe_mode=False) for _ in range(num)
+                ]
         except (NotImplementedError, TypeError, ValueError) as error:
             raise ValueError(
                 f"Keras cannot copy {type(model).__name__}. Give the class a "
@@ -99,6 +118,26 @@ def copies(model: keras.Model, num: int) -> list[keras.Model]:
                 "`@keras.saving.register_keras_serializable()`, or build the "
                 f"model from layers (Functional or Sequential). Keras: {error}"
             ) from error
+
+
+@contextlib.contextmanager
+def _policy(name: str | None) -> Iterator[None]:
+    """Sets the policy of layers that are made by a class of the user."""
+    kept = keras.config.dtype_policy()
+    if name is not None:
+        keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(kept)
+
+
+def is_float32(model: keras.Model) -> bool:
+    """Whether no layer computes in half precision."""
+    return not any(
+        layer.compute_dtype in _HALF_PRECISION
+        for layer in model._flatten_layers()
+    )
 
 
 def architecture_id(model: keras.Model) -> str:
@@ -158,6 +197,28 @@ def _without_addresses(config: bytes) -> bytes:
         return node
 
     return json.dumps(json.loads(config, object_hook=renumber)).encode()
+
+
+_HALF_PRECISION = {
+    f"{prefix}{dtype}"
+    for prefix in ("", "mixed_")
+    for dtype in ("float16", "bfloat16")
+}
+
+
+def _with_float32(config: bytes) -> bytes:
+    """Replaces the policies of half precision."""
+
+    def replace(node: dict[str, Any]) -> dict[str, Any]:
+        if node.get("class_name") == "DTypePolicy":
+            if node["config"]["name"] in _HALF_PRECISION:
+                node["config"]["name"] = "float32"
+        for key in ("dtype", "default_policy"):
+            if str(node.get(key)) in _HALF_PRECISION:  # others are policies
+                node[key] = "float32"
+        return node
+
+    return json.dumps(json.loads(config, object_hook=replace)).encode()
 
 
 # What differs between sessions: seeds, and shapes with the batch size in them.

@@ -302,6 +302,192 @@ def test_class_that_cannot_be_found_again_is_not_copied():
         architecture.copies(model, 1)
 
 
+# --- Copies in float32 ---
+
+HALF_PRECISION = ["mixed_float16", "mixed_bfloat16", "float16", "bfloat16"]
+X, _ = blobs(20)
+
+
+def deep_model(policy):
+    """With parts in parts, one of them in a wrapper."""
+    keras.config.set_dtype_policy(policy)
+    part = keras.Input((8,))
+    inner = keras.Model(part, dense(4)(keras.layers.Dropout(0.5)(part)))
+    # The usual start of its weights is not to be had in bfloat16.
+    recurrent = keras.layers.SimpleRNN(2, recurrent_initializer="ones")
+    model = stack(
+        stack(dense(8, activation="relu"), keras.layers.BatchNormalization()),
+        inner,
+        keras.layers.Reshape((2, 2)),
+        keras.layers.TimeDistributed(dense(3)),
+        keras.layers.Bidirectional(recurrent),
+        dense(3, activation="softmax"),
+    )
+    keras.config.set_dtype_policy("float32")
+    return model
+
+
+def policies(model):
+    """Those of layers: a model has one too, which does nothing."""
+    containers = (keras.Model, keras.layers.InputLayer)
+    return {
+        layer.dtype_policy.name
+        for layer in model._flatten_layers()
+        if not isinstance(layer, containers)
+    }
+
+
+def outputs(model):
+    return np.asarray(model(X, training=False)).astype("float64")
+
+
+def as_float32(weights):
+    return [weight.astype("float32") for weight in weights]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        *((policy, False) for policy in HALF_PRECISION),
+        *(("float32", True), ("float64", True)),
+    ],
+)
+def test_precision_of_a_model(policy, expected):
+    assert architecture.is_float32(deep_model(policy)) is expected
+
+
+@pytest.mark.parametrize("policy", HALF_PRECISION)
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda layer: layer,
+        lambda layer: stack(stack(layer)),
+        lambda layer: keras.layers.TimeDistributed(layer),
+    ],
+)
+def test_one_layer_of_half_precision_is_found(policy, around):
+    layer = around(dense(dtype=policy))
+    shape = (4,) if not isinstance(layer, keras.layers.Wrapper) else (2, 4)
+    model = keras.Sequential([keras.Input(shape), layer])
+    assert not architecture.is_float32(model)
+
+
+@pytest.mark.parametrize("policy", HALF_PRECISION)
+def test_copy_in_float32_is_the_model_built_in_float32(policy):
+    model = deep_model(policy)
+    before, names = model.get_weights(), policies(model)
+    [copy] = architecture.copies(model, 1, in_float32=True)
+    assert policies(copy) == {"float32"}
+    assert architecture.is_float32(copy)
+    # Each number of half precision is one of float32.
+    assert same(copy.get_weights(), as_float32(before))
+    other = deep_model("float32")
+    other.set_weights(as_float32(before))
+    np.testing.assert_allclose(outputs(copy), outputs(other), rtol=1e-6)
+    assert copy.outputs[0].dtype == "float32"
+    # Which is not what the model itself says.
+    assert np.abs(outputs(model) - outputs(other)).max() > 1e-5
+    np.testing.assert_allclose(outputs(model), outputs(other), atol=0.05)
+    assert same(model.get_weights(), before)
+    assert policies(model) == names
+
+
+def test_copies_have_the_precision_of_the_model_unless_told():
+    model = deep_model("mixed_bfloat16")
+    [copy] = architecture.copies(model, 1)
+    assert policies(copy) == policies(model) == {"mixed_bfloat16"}
+    np.testing.assert_array_equal(outputs(copy), outputs(model))
+
+
+def test_copy_in_float32_of_a_model_in_training_leaves_that_alone():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = dense_model()
+    one_step(model, 4, 3)
+    optimizer, names = model.optimizer, policies(model)
+    first, second = architecture.copies(model, 2, in_float32=True)
+    assert model.compiled and model.optimizer is optimizer
+    assert policies(model) == names == {"mixed_float16"}
+    assert keras.config.dtype_policy().name == "mixed_float16"
+    assert not first.compiled
+    first.set_weights([np.zeros_like(w) for w in first.get_weights()])
+    assert same(second.get_weights(), model.get_weights())
+
+
+def test_texts_and_integers_stay_what_they_are():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = text_model()
+    keras.config.set_dtype_policy("float32")
+    [copy] = architecture.copies(model, 1, in_float32=True)
+    assert copy.inputs[0].dtype == "string"
+    words = keras.ops.convert_to_tensor(["blue red", "pink", "green blue red"])
+    tokens = copy.layers[0](words)
+    assert tokens.dtype == "int64"
+    np.testing.assert_array_equal(tokens, model.layers[0](words))
+    plain = text_model()
+    plain.set_weights(model.get_weights())
+    np.testing.assert_array_equal(copy(words), plain(words))
+    assert not np.array_equal(np.asarray(model(words)), plain(words))
+
+
+def test_layers_of_other_precision_stay_what_they_are():
+    model = stack(dense(dtype="float16"), dense(dtype="float64"), dense())
+    [copy] = architecture.copies(model, 1, in_float32=True)
+    assert [layer.compute_dtype for layer in copy.layers] == [
+        *("float32", "float64", "float32")
+    ]
+    assert [str(weight.dtype) for weight in copy.weights] == [
+        *("float32", "float32", "float64", "float64", "float32", "float32")
+    ]
+
+
+def test_casts_in_the_graph_are_to_float32():
+    inputs = keras.Input((4,), dtype="bfloat16")
+    x = keras.ops.cast(dense(dtype="mixed_float16")(inputs), "float16")
+    model = keras.Model(inputs, x * 60_000)  # of which float16 has no double
+    model.set_weights([np.ones((4, 3)), np.zeros(3)])
+    [copy] = architecture.copies(model, 1, in_float32=True)
+    assert copy.inputs[0].dtype == copy.outputs[0].dtype == "float32"
+    assert np.isinf(np.asarray(model(np.ones((1, 4))))).all()
+    np.testing.assert_array_equal(copy(np.ones((1, 4))), [[240_000] * 3])
+
+
+def test_copy_in_float32_of_what_cannot_be_described():
+    with pytest.raises(
+        ValueError,
+        match="^Keras cannot copy Undescribed. Give the class a `get_config`",
+    ):
+        architecture.copies(shy_model(), 1, in_float32=True)
+
+
+@keras.saving.register_keras_serializable("test_architecture")
+class OfThatPolicy(keras.Model):
+    """Its layers have the policy that is set when it is made."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.last = dense()
+
+    def call(self, x):
+        return self.last(x)
+
+
+def test_layers_of_a_class_are_copied_in_float32():
+    keras.config.set_dtype_policy("mixed_float16")
+    model = OfThatPolicy()
+    model(X)
+    [copy] = architecture.copies(model, 1, in_float32=True)
+    assert architecture.is_float32(copy)
+    assert keras.config.dtype_policy().name == "mixed_float16"
+
+
+def test_policies_by_the_path_of_a_layer_are_known():
+    policy = keras.dtype_policies.DTypePolicyMap("mixed_bfloat16")
+    model = stack(dense(dtype=policy))
+    assert not architecture.is_float32(model)
+    [copy] = architecture.copies(model, 1, in_float32=True)
+    assert copy.layers[0].compute_dtype == "float32"
+
+
 # --- The identity of an architecture ---
 
 
