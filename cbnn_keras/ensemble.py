@@ -3,7 +3,7 @@
 import contextlib
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -30,6 +30,7 @@ class CheckpointEnsemble:
     Attributes:
         members: The record of each member's round, in order of its step.
         votes: lambda of each member as computed, shape `(num_members,)`.
+        classifier: How outputs of the model are read as probabilities.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class CheckpointEnsemble:
                 "The run has no members yet: training ended before the first "
                 "checkpoint. Train for longer, or take more checkpoints."
             )
-        self._classifier = Classifier(
+        self.classifier = Classifier(
             run.header["num_classes"],
             run.header["is_binary"],
             run.header["from_logits"],
@@ -124,7 +125,7 @@ class CheckpointEnsemble:
 
         Takes the arguments of `predict`; each member predicts once.
         """
-        _check_voting(voting)
+        check_voting(voting)
         outputs = self.member_probabilities(x, batch_size, verbose)
         return self._stages(outputs, voting)
 
@@ -151,7 +152,7 @@ class CheckpointEnsemble:
                 outputs = self._model.predict(
                     x, batch_size=batch_size, verbose=0
                 )
-            yield self._classifier.probabilities(outputs)
+            yield self.classifier.probabilities(outputs)
 
     def add_to(self, validation: EnsembleValidation) -> None:
         """Lets a validation that starts anew know each member."""
@@ -181,7 +182,7 @@ class CheckpointEnsemble:
         Returns:
             `{"accuracy": ..., "negative_log_likelihood": ...}`
         """
-        inputs, labels = split_labels(self._classifier, x, y)
+        inputs, labels = split_labels(self.classifier, x, y)
         probabilities = self.predict(
             inputs, batch_size=batch_size, voting=voting, verbose=verbose
         )
@@ -227,7 +228,7 @@ class CheckpointEnsemble:
             positions = selection.equally_spaced(len(self), min(num, len(self)))
         else:
             inputs, labels = split_labels(
-                self._classifier, *as_pair(validation_data)
+                self.classifier, *as_pair(validation_data)
             )
             outputs = self.member_probabilities(inputs, batch_size, verbose)
             positions = selection.greedy(
@@ -236,6 +237,21 @@ class CheckpointEnsemble:
         return CheckpointEnsemble(
             self._run, self._model, [self._steps[p] for p in positions]
         )
+
+    def take(self, steps: Iterable[int]) -> "CheckpointEnsemble":
+        """The ensemble of just the members of these steps.
+
+        Raises:
+            ValueError: If a step is not that of a member.
+        """
+        chosen = sorted({int(step) for step in steps})
+        missing = [step for step in chosen if step not in self._steps]
+        if missing or not chosen:
+            raise ValueError(
+                f"The ensemble has no members of the steps {missing}; it has "
+                f"{self._steps}."
+            )
+        return CheckpointEnsemble(self._run, self._model, chosen)
 
     def as_model(
         self, *, voting: str = "soft", inputs: Any = None
@@ -251,13 +267,32 @@ class CheckpointEnsemble:
             inputs: `keras.Input`s in the structure that the model is called
                 with; needed only for a subclassed model.
         """
-        _check_voting(voting)
+        check_voting(voting)
+        return merging.merge(
+            self.member_models(),
+            self.votes,
+            self.classifier,
+            voting=voting,
+            inputs=inputs,
+        )
+
+    def member_models(self) -> list[keras.Model]:
+        """A copy of the model for each member, with its weights."""
         members = architecture.copies(self._model, len(self))
         for step, member in zip(self._steps, members, strict=True):
             self._run.load_member(step, member)
-        return merging.merge(
-            members, self.votes, self._classifier, voting=voting, inputs=inputs
-        )
+        return members
+
+    def in_float32(self) -> "CheckpointEnsemble":
+        """These members, computed in float32 where training used less.
+
+        Mixed precision is made for training on GPUs; few other runtimes
+        compute in it, and none gains accuracy from it.
+        """
+        if architecture.is_float32(self._model):
+            return self
+        [model] = architecture.copies(self._model, 1, in_float32=True)
+        return CheckpointEnsemble(self._run, model, self._steps)
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Writes a run directory with these members and the run's rounds.
@@ -323,6 +358,6 @@ def _load_model(run: RunDirectory) -> keras.Model:
         ) from error
 
 
-def _check_voting(voting: str) -> None:
+def check_voting(voting: str) -> None:
     if voting not in ("soft", "hard"):
         raise ValueError(f"voting must be 'soft' or 'hard', not {voting!r}.")

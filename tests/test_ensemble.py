@@ -14,6 +14,7 @@ from sklearn.metrics import accuracy_score, log_loss
 
 from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.classifier import Classifier
+from cbnn_keras.ensemble import check_voting
 from cbnn_keras.run import MemoryRun
 from cbnn_keras.validation import EnsembleValidation, as_pair, split_labels
 
@@ -231,6 +232,27 @@ def test_unknown_voting_is_refused(ensemble, method):
         getattr(ensemble, method)(*arguments, voting="median")
 
 
+def test_the_classifier_is_that_of_the_run(ensemble):
+    assert ensemble.classifier == Classifier(
+        num_classes=3, is_binary=False, from_logits=False
+    )
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    header = {"num_classes": 2, "is_binary": True, "from_logits": True}
+    assert ensemble_of(model, [1.0], **header).classifier == Classifier(
+        num_classes=2, is_binary=True, from_logits=True
+    )
+
+
+def test_voting_is_checked():
+    assert check_voting("soft") is None and check_voting("hard") is None
+    for voting in ("Soft", "", None):
+        with pytest.raises(
+            ValueError,
+            match=f"^voting must be 'soft' or 'hard', not {voting!r}.$",
+        ):
+            check_voting(voting)
+
+
 def test_run_without_members_gives_no_ensemble():
     with pytest.raises(ValueError, match="^The run has no members yet: train"):
         ensemble_of(dense_model(), [])
@@ -261,6 +283,8 @@ def abandon(ensemble):
         predict_and_fail,
         lambda e: e.select(validation_data=(X, Y), verbose=0),
         lambda e: e.as_model(),
+        lambda e: e.member_models(),
+        lambda e: e.take([8]).predict(X, verbose=0),
     ],
 )
 def test_weights_of_the_model_are_put_back(use):
@@ -532,6 +556,171 @@ def test_selection_leaves_out_what_does_harm():
 def test_selection_that_cannot_be_made(ensemble, arguments, message):
     with pytest.raises(ValueError, match=message):
         ensemble.select(**arguments, verbose=0)
+
+
+# --- Members by their steps ---
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        [8, 16, 24],
+        [24, 8, 16],
+        (16, 24, 8),
+        {24, 16, 8},
+        np.array([16, 8, 24]),
+        (step for step in (24, 16, 8)),
+    ],
+)
+def test_members_are_taken_in_the_order_of_their_steps(
+    ensemble, by_hand, chosen
+):
+    taken = ensemble.take(chosen)
+    assert steps(taken) == [8, 16, 24]
+    votes, parts = by_hand
+    np.testing.assert_allclose(taken.votes, votes[1::2], rtol=1e-12)
+    np.testing.assert_allclose(
+        taken.predict(X, verbose=0),
+        mean_by_hand(votes[1::2], parts[1::2]),
+        rtol=1e-6,
+    )
+    assert len(ensemble) == 6  # as before
+
+
+def test_one_member_is_taken(ensemble, by_hand):
+    taken = ensemble.take([12])
+    found = taken.predict(X, verbose=0)
+    np.testing.assert_allclose(found, by_hand[1][2], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "missing"),
+    [([5], "5"), ([28, 8, 0], "0, 28"), ([4, -4], "-4")],
+)
+def test_steps_that_are_not_those_of_members(ensemble, chosen, missing):
+    with pytest.raises(
+        ValueError,
+        match=rf"^The ensemble has no members of the steps \[{missing}\]; it "
+        r"has \[4, 8, 12, 16, 20, 24\].$",
+    ):
+        ensemble.take(chosen)
+
+
+def test_members_that_were_not_taken_are_not_there(ensemble):
+    taken = ensemble.take([4, 8])
+    with pytest.raises(
+        ValueError, match=r"no members of the steps \[12\]; it has \[4, 8\]"
+    ):
+        taken.take([8, 12])
+
+
+def test_a_step_given_twice_is_one_member(ensemble):
+    assert steps(ensemble.take([8, 4, 8])) == [4, 8]
+
+
+def test_no_steps_are_refused_and_not_called_a_run_without_members(ensemble):
+    with pytest.raises(
+        ValueError,
+        match=r"^The ensemble has no members of the steps \[\]; it has \[4, 8,",
+    ):
+        ensemble.take([])
+
+
+def test_steps_of_numpy_are_plain_numbers_in_the_message(ensemble):
+    with pytest.raises(ValueError, match=r"of the steps \[5\]; it has"):
+        ensemble.take(np.array([4, 5]))
+
+
+# --- A model for each member ---
+
+
+def test_models_of_the_members(ensemble, by_hand):
+    models = ensemble.take([4, 16]).member_models()
+    for model, part in zip(models, by_hand[1][::3], strict=True):
+        np.testing.assert_allclose(model.predict(X, verbose=0), part, rtol=1e-6)
+    before = bits(models[1])
+    models[0].set_weights([np.zeros_like(w) for w in models[0].get_weights()])
+    assert bits(models[1]) == before
+    expected = ensemble.take([4]).predict(X, verbose=0)
+    np.testing.assert_allclose(expected, by_hand[1][0], rtol=1e-6)
+
+
+# --- Members in float32 ---
+
+
+def half_model(policy):
+    keras.config.set_dtype_policy(policy)
+    part = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(8, "relu")]
+        + [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)]
+    )
+    inputs = keras.Input((4,))
+    outputs = keras.layers.Dense(3, "softmax")(part(inputs))
+    keras.config.set_dtype_policy("float32")
+    return keras.Model(inputs, outputs)
+
+
+def positive_ensemble(model, votes):
+    """As `ensemble_of`, with variances that can be."""
+    ensemble = ensemble_of(model, votes)
+    weights = ensemble._run._weights
+    for step in weights:
+        weights[step] = [np.abs(weight) for weight in weights[step]]
+    return ensemble
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16"])
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_members_in_float32(policy, where, tmp_path):
+    model = half_model(policy)
+    ensemble = positive_ensemble(model, [1.0, 3.0])
+    plain, parts = half_model("float32"), []
+    for step in (4, 8):
+        weights = ensemble._run._weights[step]
+        plain.set_weights([weight.astype("float32") for weight in weights])
+        parts.append(plain.predict(X, verbose=0))
+    expected = mean_by_hand([1, 3], parts)
+    if where == "disk":
+        ensemble.save(tmp_path / "run")
+        ensemble = CheckpointEnsemble.load(tmp_path / "run")
+    before = bits(model)
+    found = ensemble.in_float32()
+    assert steps(found) == [4, 8]
+    np.testing.assert_array_equal(found.votes, [1.0, 3.0])
+    np.testing.assert_allclose(found.predict(X, verbose=0), expected, rtol=1e-5)
+    # As training computed, it is something else.
+    half = ensemble.predict(X, verbose=0)
+    assert np.abs(half - expected).max() > 1e-5
+    np.testing.assert_allclose(half, expected, atol=0.05)
+    assert bits(model) == before
+    assert found.in_float32() is found
+
+
+@pytest.mark.parametrize("policy", ["float32", "float64"])
+def test_members_that_are_in_float32_stay_what_they_are(policy):
+    ensemble = ensemble_of(half_model(policy), [1.0, 2.0])
+    assert ensemble.in_float32() is ensemble
+
+
+def test_members_taken_and_put_in_float32_are_merged():
+    ensemble = positive_ensemble(half_model("mixed_float16"), [1.0, 2.0, 4.0])
+    taken = ensemble.take([12, 4]).in_float32()
+    assert steps(taken) == [4, 12]
+    merged = taken.as_model()
+    assert {str(weight.dtype) for weight in merged.weights} == {"float32"}
+    np.testing.assert_allclose(
+        merged.predict(X, verbose=0), taken.predict(X, verbose=0), atol=1e-6
+    )
+
+
+def test_members_of_a_class_without_a_description_stay_in_half_precision():
+    keras.config.set_dtype_policy("mixed_float16")
+    ensemble = ensemble_of(undescribed_model(), [1.0])
+    with pytest.raises(
+        ValueError,
+        match="^Keras cannot copy Undescribed. Give the class a `get_config`",
+    ):
+        ensemble.in_float32()
 
 
 # --- Saving and loading ---
