@@ -1,5 +1,6 @@
 """What a person sees while a run is going on."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -49,6 +50,24 @@ class Reporter:
             yield from progress.track(
                 iterable, total=total, description=description
             )
+
+    @contextlib.contextmanager
+    def status(self, text: str) -> Iterator[None]:
+        """Shows that work of unknown length goes on, and for how long."""
+        columns = (
+            rich.progress.SpinnerColumn(),
+            rich.progress.TextColumn("{task.description}", markup=False),
+            rich.progress.TimeElapsedColumn(),
+        )
+        if self._console.is_interactive and not self.is_silent:
+            with rich.progress.Progress(
+                *columns, console=self._console, transient=True
+            ) as progress:
+                progress.add_task(text, total=None)
+                yield
+        else:
+            self.line(f"{text} ...")
+            yield
 
     def tracker(
         self, description: str

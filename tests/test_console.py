@@ -1,6 +1,7 @@
 """Tests of what a person sees."""
 
 import io
+import re
 
 import pytest
 import rich.console
@@ -123,3 +124,78 @@ def test_the_cursor_is_back_however_it_ends(how):
     # Another bar can be shown: the first no longer holds the screen.
     assert list(reporter.track([5], 1, "again")) == [5]
     assert "again" in screen.getvalue()
+
+
+# --- Work of unknown length ---
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_status_is_silent_with_verbose_0(terminal, capsys):
+    reporter = Reporter(verbose=0)
+    screen = on_terminal(reporter) if terminal else None
+    done = []
+    with reporter.status("converting"):
+        done.append(1)
+    assert done == [1]
+    assert capsys.readouterr() == ("", "")
+    assert not terminal or screen.getvalue() == ""
+
+
+@pytest.mark.parametrize("verbose", [1, 2, "auto"])
+def test_status_is_a_line_where_nothing_can_move(verbose, capsys):
+    with Reporter(verbose).status("[b]converting[/b] :tada: a.onnx"):
+        # It is there while the work goes on, and only once.
+        shown = capsys.readouterr()
+        assert shown == ("[b]converting[/b] :tada: a.onnx ...\n", "")
+    assert capsys.readouterr() == ("", "")
+
+
+def without_colours(shown):
+    return re.sub(r"\x1b\[[0-9;]*m", "", shown)
+
+
+def test_status_on_a_terminal_goes_away():
+    reporter = Reporter(verbose=1)
+    screen = on_terminal(reporter)
+    with reporter.status("converting to ONNX"):
+        during = screen.getvalue()
+        assert "\x1b[?25l" in during and "\x1b[?25h" not in during
+    shown = without_colours(screen.getvalue())
+    # What, and for how long.
+    assert re.search(r"converting to ONNX.*0:00:00", shown)
+    assert "converting to ONNX ..." not in shown
+    assert shown.rindex("\x1b[2K") > shown.rindex("converting to ONNX")
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+@pytest.mark.parametrize("verbose", [0, 1])
+def test_failure_of_the_work_is_passed_on(verbose, terminal, capsys):
+    reporter = Reporter(verbose)
+    screen = on_terminal(reporter) if terminal else io.StringIO()
+    with pytest.raises(OSError, match="disk"):
+        with reporter.status("converting"):
+            raise OSError("disk")
+    shown = screen.getvalue()
+    assert shown.count("\x1b[?25h") >= shown.count("\x1b[?25l")
+    # Another can be shown: the first no longer holds the screen.
+    with reporter.status("again"):
+        pass
+    if terminal and verbose:
+        assert "again" in screen.getvalue()
+
+
+def test_lines_may_be_written_while_work_goes_on():
+    reporter = Reporter(verbose=1)
+    screen = on_terminal(reporter)
+    with reporter.status("converting"):
+        reporter.line("opset 18")
+    assert "opset 18\n" in without_colours(screen.getvalue())
+
+
+def test_status_says_brackets_as_they_are_on_a_terminal_too():
+    reporter = Reporter(verbose=1)
+    screen = on_terminal(reporter)
+    with reporter.status("writing [bold]runs/a[/bold]"):
+        pass
+    assert "writing [bold]runs/a[/bold]" in without_colours(screen.getvalue())
