@@ -3,6 +3,7 @@
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
 import keras  # noqa: E402
 import pytest  # noqa: E402

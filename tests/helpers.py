@@ -3,7 +3,8 @@
 import keras
 import numpy as np
 
-from cbnn_keras import CBNNCallback
+from cbnn_keras import CBNNCallback, CheckpointEnsemble
+from cbnn_keras.run import MemoryRun
 
 
 def blobs(num_samples=120, num_classes=3, num_features=4, seed=0):
@@ -68,3 +69,35 @@ class Undescribed(keras.Model):
         for layer in self.chain:
             x = layer(x)
         return x
+
+
+def header(model, *, is_binary=False, from_logits=False):
+    """What a run of eight samples says about itself."""
+    return {
+        "num_classes": 2 if is_binary else model.output_shape[-1],
+        "is_binary": is_binary,
+        "from_logits": from_logits,
+        "num_samples": 8,
+        "settings": {"deviation_rate": 0.01, "expected_error": 0.05},
+    }
+
+
+def memory_ensemble(model, votes, **options):
+    """An ensemble of an untrained model: members of really other weights."""
+    run = MemoryRun(header(model, **options))
+    generator = np.random.default_rng(1)
+    kept = model.get_weights()
+    for step, vote in enumerate(votes, start=1):
+        # Variances stay positive, and what was zero does not stay zero.
+        model.set_weights([_moved(weight, generator) for weight in kept])
+        record = {"step": step, "vote": vote, "is_final": False}
+        run.add_round(record, np.ones(8, dtype=bool), model)
+    model.set_weights(kept)
+    return CheckpointEnsemble(run, model)
+
+
+def _moved(weight, generator):
+    if weight.dtype.kind != "f":
+        return weight
+    factors = np.exp(generator.normal(0, 0.2, weight.shape))
+    return weight * factors + np.abs(generator.normal(0, 0.02, weight.shape))

@@ -24,7 +24,25 @@ LEVELS = [
     },
     {"selection", "validation", "merging", "ensemble"},
     {"task", "rounds", "callback"},
-    {"demo", "inspection"},
+    {
+        "demo",
+        "inspection",
+        "export",
+        "export.extras",
+        "export.samples",
+        "export.graph",
+        "export.runtimes",
+        "export.verify",
+        "export.placing",
+        "export.serving",
+        "export.onnx_files",
+        "export.conversion",
+        "export.precisions",
+        "export.saved_model",
+        "export.onnx",
+        "export.triton",
+        "export.from_run",
+    },
     {"cli"},
     {"__main__"},
 ]
@@ -33,19 +51,29 @@ LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
 
 def imported(name):
     """Modules of this package that a module imports."""
-    tree = ast.parse((PACKAGE / f"{name}.py").read_text())
+    tree = ast.parse(path_of(name).read_text())
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             first, _, rest = node.module.partition(".")
             if first == "cbnn_keras":
-                found |= {rest} if rest else {a.name for a in node.names}
+                inner = {f"{rest}.{a.name}".lstrip(".") for a in node.names}
+                modules = inner & set(LEVEL)
+                found |= modules or {rest}
     return found
 
 
+def path_of(name):
+    module = PACKAGE / name.replace(".", "/")
+    is_package = module.is_dir()
+    return module / "__init__.py" if is_package else module.with_suffix(".py")
+
+
 def test_every_module_has_a_level():
-    modules = {p.stem for p in PACKAGE.glob("*.py")} - {"__init__"}
-    assert modules == set(LEVEL)
+    files = {p.relative_to(PACKAGE) for p in PACKAGE.rglob("*.py")}
+    modules = {".".join(p.with_suffix("").parts) for p in files} - {"__init__"}
+    names = {name.removesuffix(".__init__") for name in modules}
+    assert names == set(LEVEL)
 
 
 @pytest.mark.parametrize("name", sorted(LEVEL))

@@ -1,0 +1,117 @@
+"""An ensemble -> one ONNX file."""
+
+import os
+import pathlib
+from typing import Any, Unpack
+
+from cbnn_keras.console import Reporter
+from cbnn_keras.ensemble import CheckpointEnsemble
+from cbnn_keras.export import (
+    conversion,
+    extras,
+    onnx_files,
+    placing,
+    precisions,
+)
+from cbnn_keras.export.graph import ServingGraph, ServingOptions
+from cbnn_keras.export.placing import Artefact
+from cbnn_keras.export.runtimes import OnnxRuntime
+from cbnn_keras.export.verify import (
+    TOLERANCES,
+    Parity,
+    compare,
+)
+
+
+def export_onnx(
+    ensemble: CheckpointEnsemble,
+    path: str | os.PathLike[str],
+    *,
+    precision: str = "float32",
+    calibration_data: Any = None,
+    verbose: int = 1,
+    **options: Unpack[ServingOptions],
+) -> Artefact:
+    """Writes the ensemble as one ONNX file (opset 17).
+
+    Inputs have the model's names, outputs those that were chosen, and the first
+    dimension of all is called `batch`. The metadata tell members, votes,
+    labels and the version of this package. Above 2 GB, the limit of the format,
+    weights are in a second file beside the first.
+
+    Nothing is changed at `path` unless the file, opened in ONNX Runtime, says
+    the same as the Keras ensemble; then a file that is there is replaced.
+
+    Needs `pip install "cbnn-keras[onnx]"`.
+
+    Args:
+        ensemble: What to export.
+        path: The file.
+        precision: `"float32"`; `"float16"`, half the size, for GPUs; or
+            `"int8"`, a quarter of the size and faster on CPUs, which computes
+            with 8 bits after a calibration.
+        calibration_data: Some hundred real inputs, in the structure that
+            clients send; needed for `"int8"`, and then used to verify as well.
+        verbose: 0 for no output.
+        **options: See `ServingOptions`.
+
+    Returns:
+        Where it is, how big, and how close to the Keras ensemble.
+
+    Raises:
+        ImportError: If a package is missing, with the command to install it.
+        ValueError: If an option does not fit, if an op cannot be converted, or
+            if the file does not match the ensemble.
+    """
+    reporter = Reporter(verbose)
+    destination = pathlib.Path(path).absolute()
+    if destination.is_dir():
+        raise ValueError(
+            f"{destination} is a folder; an ONNX export is a file. Give a name "
+            "for it, such as ensemble.onnx."
+        )
+    with placing.written_aside(destination) as aside:
+        unfinished = aside / destination.name
+        parity = write_onnx(
+            ensemble,
+            unfinished,
+            reporter,
+            precision=precision,
+            calibration_data=calibration_data,
+            **options,
+        )
+        onnx_files.move(unfinished, destination)
+    artefact = Artefact(destination, onnx_files.num_bytes(destination), parity)
+    reporter.line(str(artefact))
+    return artefact
+
+
+def write_onnx(
+    ensemble: CheckpointEnsemble,
+    path: pathlib.Path,
+    reporter: Reporter,
+    *,
+    precision: str = "float32",
+    calibration_data: Any = None,
+    **options: Unpack[ServingOptions],
+) -> Parity:
+    """Writes a file and verifies it; what is at `path` is not looked after.
+
+    The arguments are those of `export_onnx`.
+    """
+    precisions.check(precision, calibration_data)
+    for module in ("onnx", "tf2onnx", "onnxruntime"):
+        extras.need(module, "onnx")
+    if options.get("sample_data") is None and calibration_data is not None:
+        options["sample_data"] = calibration_data
+    with reporter.status("merging the members"):
+        graph = ServingGraph(ensemble, **options)
+    graph.metadata["precision"] = precision
+    with reporter.status("converting to ONNX (minutes for large models)"):
+        model = conversion.to_onnx(graph)
+    onnx_files.save(model, path)
+    if precision != "float32":
+        with reporter.status(f"converting to {precision}"):
+            precisions.convert(path, precision, graph, calibration_data)
+    with reporter.status("comparing it with the Keras ensemble"):
+        return compare(OnnxRuntime(path), graph, TOLERANCES[precision])

@@ -1,0 +1,168 @@
+"""An ensemble -> one SavedModel, as TensorFlow Serving wants it."""
+
+import json
+import keyword
+import os
+import pathlib
+from typing import Any, Unpack
+
+import tensorflow as tf
+
+from cbnn_keras.console import Reporter
+from cbnn_keras.ensemble import CheckpointEnsemble
+from cbnn_keras.export import placing, serving
+from cbnn_keras.export.graph import ServingGraph, ServingOptions, trace
+from cbnn_keras.export.placing import Artefact
+from cbnn_keras.export.runtimes import METADATA, SavedModelRuntime
+from cbnn_keras.export.verify import NUM_SAMPLES, TOLERANCES, compare
+
+# Ops that call back into the Python process that made the graph.
+_PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
+
+
+def export_saved_model(
+    ensemble: CheckpointEnsemble,
+    path: str | os.PathLike[str],
+    *,
+    serving_config: str | None = None,
+    verbose: int = 1,
+    **options: Unpack[ServingOptions],
+) -> Artefact:
+    """Writes the ensemble as one SavedModel that is ready to be served.
+
+    It has the endpoint `serving_default`, with the chosen outputs, and
+    `members`, with the probabilities of each member, to watch how much they
+    disagree. Requests to warm up a server are in it.
+
+    Nothing is left at `path` unless the SavedModel, opened again, says the same
+    as the Keras ensemble.
+
+    Args:
+        ensemble: What to export.
+        path: The folder of the model, which gets the next version (1, 2, ...),
+            or that of a version which is not there yet.
+        serving_config: If given, `models.config` beside the model's folder
+            lists all models there. The value is the folder as the server sees
+            it: `"/models"` in TensorFlow Serving's container, or `""` for where
+            it is here.
+        verbose: 0 for no output.
+        **options: See `ServingOptions`.
+
+    Returns:
+        Where it is, how big, and how close to the Keras ensemble.
+
+    Raises:
+        ValueError: If the version is there already, if an option does not fit,
+            or if the SavedModel does not match the ensemble.
+    """
+    reporter = Reporter(verbose)
+    destination = _destination(pathlib.Path(path).absolute())
+    config = destination.parent.parent / "models.config"
+    if serving_config is not None:
+        serving.check_replaceable(config)
+    with reporter.status("merging the members"):
+        graph = ServingGraph(ensemble, **options)
+    _check_input_names(graph)
+    with placing.written_aside(destination) as aside:
+        unfinished = aside / "model"
+        with reporter.status("writing the SavedModel"):
+            _write(graph, unfinished, destination.parent.name)
+        with reporter.status("comparing it with the Keras ensemble"):
+            tolerance = TOLERANCES["float32"]
+            parity = compare(SavedModelRuntime(unfinished), graph, tolerance)
+            members = SavedModelRuntime(unfinished, "members")
+            compare(members, graph, tolerance, outputs=["members"])
+        placing.move_folder(unfinished, destination)
+    if serving_config is not None:
+        serving.write_models_config(config, serving_config)
+    artefact = Artefact(destination, placing.num_bytes(destination), parity)
+    reporter.line(str(artefact))
+    return artefact
+
+
+def _destination(path: pathlib.Path) -> pathlib.Path:
+    if not path.name.isdecimal():
+        if path.exists() and not path.is_dir():
+            raise ValueError(
+                f"{path} is a file; a SavedModel is a folder of versions. "
+                "Choose another name."
+            )
+        return placing.next_version(path)
+    if path.exists():
+        raise ValueError(
+            f"{path} is there already, and versions are never replaced: a "
+            f"server may be using it. Give {path.parent} to get the next one."
+        )
+    return path
+
+
+def _check_input_names(graph: ServingGraph) -> None:
+    """Raises a `ValueError` for names that endpoints cannot have."""
+    for name in graph.input_specs:
+        is_possible = name.isascii() and name.isidentifier()
+        if not is_possible or keyword.iskeyword(name):
+            raise ValueError(
+                f"Export: a SavedModel cannot have an input called {name!r}. "
+                "Use letters, digits and underscores: inputs=keras.Input(..., "
+                'name="another").'
+            )
+
+
+def _write(graph: ServingGraph, folder: pathlib.Path, name: str) -> None:
+    # One function for both endpoints, so that it is in the file once.
+    function = graph.function({*graph.outputs, "members"})
+    run = trace(function, list(graph.input_specs.values()))
+    _check_operations(graph, run.graph.as_graph_def())
+    endpoints = {
+        "serving_default": _endpoint(graph, run, graph.output_names),
+        "members": _endpoint(graph, run, ["members"]),
+    }
+    module = tf.Module()
+    # Not the Keras model: of its variables TensorFlow would save copies, which
+    # are restored in Python and nowhere else.
+    module.used = [e.variables for e in endpoints.values()]
+    module.tables = [
+        part
+        for part in tf.train.TrackableView(graph.model).descendants()
+        if isinstance(part, tf.saved_model.experimental.TrackableResource)
+    ]
+    tf.saved_model.save(module, str(folder), signatures=endpoints)
+    extra = folder / METADATA
+    extra.parent.mkdir()
+    extra.write_text(json.dumps(graph.metadata, indent=1) + "\n")
+    serving.write_warmup(
+        extra.with_name("tf_serving_warmup_requests"),
+        graph.samples(NUM_SAMPLES),
+        model=name,
+        endpoints=list(endpoints),
+    )
+
+
+def _endpoint(graph: ServingGraph, run: Any, outputs: list[str]) -> Any:
+    """Some outputs of a function, from inputs by name, traced."""
+    names = list(graph.input_specs)
+
+    def by_name(**tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+        results = run(*(tensors[name] for name in names))
+        return {name: results[name] for name in outputs}
+
+    return tf.function(by_name, autograph=False).get_concrete_function(
+        **graph.input_specs
+    )
+
+
+def _check_operations(
+    graph: ServingGraph, definition: tf.compat.v1.GraphDef
+) -> None:
+    """Raises a `ValueError` if a graph needs this process to run."""
+    nodes = list(definition.node)
+    for function in definition.library.function:
+        nodes += function.node_def
+    for node in nodes:
+        if node.op in _PYTHON_OPS:
+            raise ValueError(
+                f"The layer {graph.layer_of(node.name)!r} calls Python code "
+                f"(op {node.op}, from tf.numpy_function or tf.py_function), "
+                "which no server can run. Write the layer with keras.ops or "
+                "TensorFlow's functions. Nothing was written."
+            )

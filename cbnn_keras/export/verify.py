@@ -1,0 +1,288 @@
+"""Does an artefact say what the Keras ensemble says?
+
+An artefact is written aside, opened in its own runtime and compared; only what
+matches is moved to where it was asked for.
+"""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from cbnn_keras import boosting
+from cbnn_keras.console import Reporter
+from cbnn_keras.ensemble import CheckpointEnsemble
+from cbnn_keras.export.graph import ServingGraph
+from cbnn_keras.export.runtimes import Runtime, open_artefact
+
+# The batch sizes that are compared: one, two, and one that is a power of none.
+BATCH_SIZES = (1, 2, 7)
+NUM_SAMPLES = sum(BATCH_SIZES)
+NUM_REAL_SAMPLES = 1000  # at most
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    """What counts as the same.
+
+    Attributes:
+        difference: The largest one allowed in any probability; ten times as
+            much in those of single members, whose rounding is not averaged.
+        agreement: The smallest share allowed of samples that get the same
+            class, among the clear ones.
+        margin: A sample is clear if its first class is ahead of the second by
+            more than this.
+    """
+
+    difference: float
+    agreement: float
+    margin: float
+
+
+# Half precision has 3 decimal digits. What eight bits may change is a matter of
+# the model; that clear decisions stay is what one can ask of all.
+TOLERANCES = {
+    "float32": Tolerance(difference=1e-5, agreement=1.0, margin=2e-5),
+    "float16": Tolerance(difference=2e-2, agreement=1.0, margin=4e-2),
+    "int8": Tolerance(difference=1.0, agreement=0.95, margin=0.1),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Parity:
+    """How close an artefact is to the Keras ensemble.
+
+    Attributes:
+        max_difference: The largest absolute one in any probability.
+        agreement: Share of samples that get the same class.
+        num_samples: Number of samples compared.
+    """
+
+    max_difference: float
+    agreement: float
+    num_samples: int
+
+    def __str__(self) -> str:
+        return (
+            f"max |delta p| {self.max_difference:.1e}, the same class for "
+            f"{self.agreement:.1%} of {self.num_samples} samples"
+        )
+
+
+def verify_artefact(
+    artefact: str | os.PathLike[str],
+    ensemble: CheckpointEnsemble,
+    *,
+    preprocess: Any = None,
+    inputs: Any = None,
+    sample_data: Any = None,
+    tolerance: float | None = None,
+    verbose: int = 1,
+) -> Parity:
+    """Compares what an export wrote with the ensemble that it came from.
+
+    Args:
+        artefact: A SavedModel, an ONNX file or a model of a Triton repository.
+        ensemble: Has at least the members that are in the artefact.
+        preprocess: What the export was given, if it was.
+        inputs: Likewise.
+        sample_data: Real inputs; see `ServingOptions`.
+        tolerance: Likewise.
+        verbose: 0 for no output.
+
+    Raises:
+        ValueError: If they do not match, or if the artefact is not of this
+            ensemble.
+    """
+    path = pathlib.Path(artefact)
+    runtime = open_artefact(path)
+    metadata = runtime.metadata
+    if "cbnn_keras_version" not in metadata:
+        raise ValueError(f"{path} was not written by an export of cbnn_keras.")
+    if metadata["has_preprocess"] and preprocess is None:
+        raise ValueError(
+            f"{path} was exported with `preprocess`. Give it here too: on the "
+            "command line as --preprocess FILE.keras."
+        )
+    graph = ServingGraph(
+        ensemble.take(metadata["members"]),
+        outputs=metadata["outputs"],
+        top_k=metadata["top_k"],
+        class_names=metadata["labels"],
+        preprocess=preprocess,
+        inputs=inputs,
+        voting=metadata["voting"],
+        sample_data=sample_data,
+        tolerance=tolerance,
+    )
+    if sorted(runtime.input_names) != sorted(graph.input_specs):
+        raise ValueError(
+            f"{path} takes {', '.join(runtime.input_names)}, but the run's "
+            f"model takes {', '.join(graph.input_specs)}: it is not an export "
+            "of this run."
+        )
+    precision = metadata.get("precision", "float32")
+    parity = compare(runtime, graph, TOLERANCES[precision])
+    Reporter(verbose).line(f"{path} matches: {parity}.")
+    return parity
+
+
+def compare(
+    runtime: Runtime,
+    graph: ServingGraph,
+    tolerance: Tolerance,
+    *,
+    outputs: Sequence[str] | None = None,
+    num: int | None = None,
+) -> Parity:
+    """Runs an artefact in batches of several sizes.
+
+    Args:
+        runtime: The artefact.
+        graph: What it was made from.
+        tolerance: What counts as the same, unless the user said so.
+        outputs: Those that are compared, if not all of the graph.
+        num: At most so many samples, by default more of real ones.
+
+    Raises:
+        ValueError: If an output is missing, has another shape or is further
+            from the ensemble's than the tolerance allows.
+    """
+    if num is None:
+        num = NUM_REAL_SAMPLES if graph.has_real_samples else NUM_SAMPLES
+    inputs = graph.samples(num)
+    expected = graph.reference(inputs)
+    found = _in_batches(runtime, inputs)
+    wanted = graph.output_names if outputs is None else outputs
+    _check_shapes(found, {name: expected[name] for name in wanted})
+    found = {name: found[name] for name in wanted}
+    differences = _differences(found, expected, graph)
+    is_same = _same_classes(found, expected, graph, tolerance)
+    allowed_difference = (
+        tolerance.difference if graph.tolerance is None else graph.tolerance
+    )
+    margin = max(tolerance.margin, 2 * (graph.tolerance or 0))
+    is_clear = _is_clear(found, expected, margin)
+    parity = Parity(
+        float(np.max([0.0, *differences.values()])),  # NaN if one is
+        float(np.mean(is_same)),
+        len(is_same),
+    )
+    is_close = all(
+        difference <= allowed_difference * (10 if name == "members" else 1)
+        for name, difference in differences.items()
+    )
+    num_clear_errors = np.sum(is_clear & ~is_same)
+    allowed = (1 - tolerance.agreement) * np.sum(is_clear)
+    if not is_close or num_clear_errors > allowed:
+        raise ValueError(
+            f"The export does not match the Keras ensemble: {parity}; allowed "
+            f"are {allowed_difference:g} and {tolerance.agreement:.0%} of "
+            f"{np.sum(is_clear)} samples that are clear. If it is "
+            "rounding, as in very deep models, give real inputs as "
+            "`sample_data` or a larger `tolerance`."
+        )
+    return parity
+
+
+def _in_batches(
+    runtime: Runtime, inputs: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    num = len(next(iter(inputs.values())))
+    results = [
+        runtime.run({k: array[start:stop] for k, array in inputs.items()})
+        for start, stop in _bounds(num)
+    ]
+    return {
+        name: np.concatenate([result[name] for result in results])
+        for name in results[0]
+    }
+
+
+def _bounds(num: int) -> Iterator[tuple[int, int]]:
+    start = 0
+    while start < num:
+        for size in BATCH_SIZES:
+            if start < num:
+                yield start, min(start + size, num)
+                start += size
+
+
+def _check_shapes(
+    found: dict[str, np.ndarray], expected: dict[str, np.ndarray]
+) -> None:
+    for name, array in expected.items():
+        shape = found[name].shape if name in found else None
+        if shape != array.shape:
+            raise ValueError(
+                f"The export's output {name!r} has the shape {shape}, the "
+                f"ensemble's {array.shape}."
+            )
+
+
+def _differences(
+    found: dict[str, np.ndarray],
+    expected: dict[str, np.ndarray],
+    graph: ServingGraph,
+) -> dict[str, float]:
+    """The largest one in each output that has probabilities."""
+    differences: dict[str, float] = {
+        name: float(np.abs(found[name] - expected[name]).max())
+        for name in ("probabilities", "members", "top_k_probabilities")
+        if name in found
+    }
+    if "top_k_classes" in found:
+        # By their probabilities: classes that are equally likely may change
+        # places.
+        classes = graph.class_numbers(found["top_k_classes"])
+        num_classes = expected["columns"].shape[1]
+        is_class = (classes >= 0) & (classes < num_classes)
+        chosen = np.take_along_axis(
+            expected["columns"], np.where(is_class, classes, 0), axis=1
+        )
+        off = np.abs(chosen - expected["top_k_probabilities"])
+        differences["top_k_classes"] = float(
+            np.where(is_class, off, np.inf).max()
+        )
+    return differences
+
+
+def _same_classes(
+    found: dict[str, np.ndarray],
+    expected: dict[str, np.ndarray],
+    graph: ServingGraph,
+    tolerance: Tolerance,
+) -> np.ndarray:
+    """Of each sample, whether all that depends on decisions is the same."""
+    is_same = np.ones(len(expected["class"]), dtype=bool)
+    if "probabilities" in found:
+        winners = boosting.predicted_classes(found["probabilities"])
+        is_same &= winners == expected["class"]
+    if "class" in found:
+        is_same &= graph.class_numbers(found["class"]) == expected["class"]
+    if "disagreement" in found:
+        off = np.abs(found["disagreement"] - expected["disagreement"])
+        is_same &= off <= min(tolerance.difference, 2e-3)  # shares in float16
+    return is_same
+
+
+def _is_clear(
+    found: dict[str, np.ndarray],
+    expected: dict[str, np.ndarray],
+    margin: float,
+) -> np.ndarray:
+    is_clear = _margins(expected["probabilities"]) > margin
+    if "disagreement" in found:
+        is_clear &= (_margins(expected["members"]) > margin).all(axis=1)
+    return is_clear
+
+
+def _margins(probabilities: np.ndarray) -> np.ndarray:
+    """How far the first class is ahead of the second."""
+    if probabilities.shape[-1] == 1:
+        return np.abs(2 * probabilities[..., 0] - 1)
+    second, first = np.moveaxis(np.sort(probabilities)[..., -2:], -1, 0)
+    return first - second
