@@ -16,6 +16,9 @@ _EXAMPLES = """examples:
   cbnn demo                      train a small ensemble on real digits
   cbnn inspect runs/demo         the members of a run and their votes
   cbnn inspect runs/demo --json  the same for machines
+  cbnn export runs/demo          one SavedModel of all members
+  cbnn export runs/demo --format onnx --output digits.onnx
+  cbnn verify digits.onnx --run runs/demo
 """
 
 
@@ -27,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     parsed = _parser().parse_args(arguments)
     try:
-        parsed.run(parsed)
+        parsed.command(parsed)
     except (ImportError, OSError, ValueError) as error:
         print(f"cbnn: {error}", file=sys.stderr)
         return 1
@@ -67,33 +70,131 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         help="of split, model and batches (default: %(default)s)",
     )
-    demo.set_defaults(run=_demo)
+    demo.set_defaults(command=_demo)
 
     inspect = commands.add_parser(
         "inspect", help="show the members of a run and its settings"
     )
+    _add_run(inspect)
     inspect.add_argument(
-        "directory",
+        "--json", action="store_true", help="print JSON instead of a table"
+    )
+    inspect.set_defaults(command=_inspect)
+
+    export = commands.add_parser(
+        "export", help="write the ensemble as one artefact for serving"
+    )
+    _add_run(export)
+    _add_export_options(export)
+    export.set_defaults(command=_export, error=export.error)
+
+    verify = commands.add_parser(
+        "verify", help="compare an export with the run that it came from"
+    )
+    verify.add_argument("artefact", type=pathlib.Path, metavar="ARTEFACT")
+    verify.add_argument(
+        "--run", type=pathlib.Path, required=True, help="directory of the run"
+    )
+    _add_data_options(verify)
+    verify.set_defaults(command=_verify)
+    return parser
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run",
         type=pathlib.Path,
         metavar="RUN",
         help="the directory of a run, as given to CBNNCallback",
     )
-    inspect.add_argument(
-        "--json", action="store_true", help="print JSON instead of a table"
+
+
+def _add_export_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--format",
+        choices=["saved_model", "onnx", "triton"],
+        default="saved_model",
+        help="(default: %(default)s); triton is a model repository's folder",
     )
-    inspect.set_defaults(run=_inspect)
-    return parser
+    parser.add_argument(
+        "--output",
+        type=pathlib.Path,
+        help="where to (default: exports/ and the run's name); a SavedModel "
+        "and a Triton model get the next version number in that folder",
+    )
+    parser.add_argument(
+        "--members",
+        type=int,
+        metavar="N",
+        help="at most so many, at equal intervals, the final model among them "
+        "(default: all)",
+    )
+    parser.add_argument(
+        "--precision",
+        choices=["float32", "float16", "int8"],
+        default="float32",
+        help="of onnx and triton (default: %(default)s); int8 needs --data",
+    )
+    parser.add_argument(
+        "--outputs",
+        default="probabilities",
+        help="a list, with commas, of probabilities, class, top_k, members, "
+        "disagreement (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--top-k", type=int, default=5, help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--voting",
+        choices=["soft", "hard"],
+        default="soft",
+        help="(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--class-names",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="a text file with the name of a class in each line",
+    )
+    parser.add_argument(
+        "--serving-config",
+        nargs="?",
+        const="",
+        metavar="FOLDER",
+        help="also write models.config for TensorFlow Serving; FOLDER is where "
+        "the server sees the models (/models in its container)",
+    )
+    _add_data_options(parser)
+
+
+def _add_data_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="an .npz file with real inputs as `x`, or one array for each "
+        "input, to verify with and to calibrate int8 (default: made up)",
+    )
+    parser.add_argument(
+        "--preprocess",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="a .keras file with layers that are put in front of the model",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=float,
+        help="largest difference in any probability (default: 1e-5 in float32)",
+    )
 
 
 def _demo(parsed: argparse.Namespace) -> None:
     if parsed.epochs < 1:
         raise ValueError(f"--epochs {parsed.epochs}: at least 1.")
     with _quiet_start():
-        import tensorflow as tf
-
         from cbnn_keras.demo import run_demo
 
-        tf.config.list_logical_devices()  # starts the devices, which log too
+        _start_devices()
     run_demo(
         parsed.directory or _free_directory(pathlib.Path("runs/demo")),
         epochs=parsed.epochs,
@@ -104,17 +205,76 @@ def _demo(parsed: argparse.Namespace) -> None:
 def _inspect(parsed: argparse.Namespace) -> None:
     with _quiet_start():
         from cbnn_keras.inspection import inspect_run, print_run
-    content = inspect_run(parsed.directory)
+    content = inspect_run(parsed.run)
     if parsed.json:
         print(json.dumps(content, indent=1))
     else:
         print_run(content)
 
 
+def _export(parsed: argparse.Namespace) -> None:
+    if parsed.format == "saved_model" and parsed.precision != "float32":
+        parsed.error("--precision is for --format onnx and triton")
+    if parsed.format != "saved_model" and parsed.serving_config is not None:
+        parsed.error("--serving-config is for --format saved_model")
+    if parsed.precision == "int8" and parsed.data is None:
+        parsed.error("--precision int8 needs --data FILE to calibrate with")
+    with _quiet_start():
+        from cbnn_keras.export.from_run import export_run
+        from cbnn_keras.export.serving import next_commands
+
+        _start_devices()
+    artefact = export_run(
+        parsed.run,
+        format=parsed.format,
+        output=parsed.output,
+        num_members=parsed.members,
+        precision=parsed.precision,
+        serving_config=parsed.serving_config,
+        outputs=[name.strip() for name in parsed.outputs.split(",")],
+        top_k=parsed.top_k,
+        voting=parsed.voting,
+        class_names=parsed.class_names,
+        preprocess=parsed.preprocess,
+        data=parsed.data,
+        tolerance=parsed.tolerance,
+    )
+    print("\nNext:")
+    for command in next_commands(
+        parsed.format,
+        artefact.path,
+        parsed.run,
+        preprocess=parsed.preprocess,
+        data=parsed.data,
+    ):
+        print(f"  {command}")
+
+
+def _verify(parsed: argparse.Namespace) -> None:
+    with _quiet_start():
+        from cbnn_keras.export.from_run import verify_run
+
+        _start_devices()
+    verify_run(
+        parsed.artefact,
+        parsed.run,
+        preprocess=parsed.preprocess,
+        data=parsed.data,
+        tolerance=parsed.tolerance,
+    )
+
+
 def _free_directory(wanted: pathlib.Path) -> pathlib.Path:
     names = (f"{wanted.name}-{number}" for number in itertools.count(2))
     candidates = itertools.chain([wanted], map(wanted.with_name, names))
     return next(path for path in candidates if not path.exists())
+
+
+def _start_devices() -> None:
+    """Starts TensorFlow's devices now, since they log when they start."""
+    import tensorflow as tf
+
+    tf.config.list_logical_devices()
 
 
 @contextlib.contextmanager

@@ -51,6 +51,7 @@ def run_demo(
     console.print(_table(errors))
     console.print(f"The run is in {directory}. Look at it, then use it:")
     console.print(f"  cbnn inspect {directory}")
+    console.print(f"  cbnn export {directory}")
     console.print(
         '  python -c "from cbnn_keras import CheckpointEnsemble as E; '
         f"print(E.load('{directory}').votes)\"",
