@@ -7,9 +7,11 @@ import sys
 
 import keras
 import numpy as np
+import onnxruntime
 import pytest
 
 from cbnn_keras import CBNNCallback
+from cbnn_keras.export import export_onnx
 
 # Beside a checkout, if at all: the data are not part of the project.
 DATA = pathlib.Path(__file__).parents[2] / "shared" / "data" / "tfds"
@@ -52,12 +54,12 @@ def resnet8(num_classes):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_cifar100_run_loads_in_another_process(tmp_path):
+def test_cifar100_run_loads_in_another_process_and_exports(tmp_path):
     import tensorflow_datasets as tfds
 
     train, test = tfds.load(
         "cifar100",
-        split=[f"train[:{NUM_IMAGES}]", "test[:1000]"],
+        split=[f"train[:{NUM_IMAGES}]", "test[:2000]"],
         data_dir=DATA,
         download=False,
         as_supervised=True,
@@ -89,3 +91,35 @@ def test_cifar100_run_loads_in_another_process(tmp_path):
     )
     elsewhere = np.load(tmp_path / "elsewhere.npy")
     np.testing.assert_array_equal(elsewhere, predictions)
+
+    real = np.stack([image.numpy() for image, _ in train.take(500)])
+    check_eight_bits(cbnn.ensemble(), tmp_path, images, labels, real)
+
+
+def check_eight_bits(ensemble, folder, images, labels, real):
+    """A third of the size, and hardly less accurate."""
+    full = export_onnx(ensemble, folder / "full.onnx", verbose=0)
+    small = export_onnx(
+        ensemble,
+        folder / "small.onnx",
+        precision="int8",
+        calibration_data=real,
+        verbose=0,
+    )
+    assert 3 * small.num_bytes <= full.num_bytes
+    winners = [predict_onnx(a.path, images).argmax(1) for a in (full, small)]
+    accuracies = [np.mean(winner == labels) for winner in winners]
+    agreement = np.mean(winners[0] == winners[1])
+    print(
+        f"int8: {full.num_bytes / small.num_bytes:.2f} times smaller, accuracy "
+        f"{accuracies[1]:.2%} instead of {accuracies[0]:.2%}, the same class "
+        f"for {agreement:.2%} of {len(labels)} images"
+    )
+    assert abs(accuracies[0] - accuracies[1]) <= 0.005
+    assert agreement > 0.9
+
+
+def predict_onnx(path, images):
+    session = onnxruntime.InferenceSession(path)
+    batches = np.split(images.astype("float32"), 20)
+    return np.concatenate([session.run(None, {"input": b})[0] for b in batches])
