@@ -1,0 +1,319 @@
+"""Programs that run what was exported, none of them through this package.
+
+Each takes inputs by name and gives outputs by name. A program that is not
+installed skips the test. With `CBNN_REQUIRE_SERVERS=1` one that npm can install
+fails it instead.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+# ONNX Runtime reports to Microsoft since 1.29, unless told so before it starts.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+TESTS = pathlib.Path(__file__).parent
+ONNXRUNTIME_NODE = "1.30.0"
+MODEL_SERVER = "tensorflow_model_server"
+# What npm calls a registry that it cannot reach.
+UNREACHABLE = (
+    "EAI_AGAIN",
+    "ECONNREFUSED",
+    "ECONNRESET",
+    "EHOSTUNREACH",
+    "ENETUNREACH",
+    "ENOTCACHED",
+    "ENOTFOUND",
+    "ERR_SOCKET_TIMEOUT",
+    "ETIMEDOUT",
+)
+
+
+def run_native(saved_model, signature, inputs):
+    """Outputs of a SavedModel in TensorFlow's C API, in a new process.
+
+    Raises:
+        RuntimeError: With what the process printed, if it failed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "inputs.npz")
+        arrays = {n: np.asarray(x) for n, x in inputs.items()}
+        for name, array in arrays.items():
+            if array.dtype == object:
+                arrays[name] = array.astype("U")
+        np.savez(path, **arrays)
+        return _run_native_loader("run", saved_model, signature, path)
+
+
+def replay_warmup(saved_model):
+    """`(signature, inputs, outputs)` of each warm-up request, in order."""
+    requests = {}
+    for key, array in _run_native_loader("warmup", saved_model).items():
+        number, signature, kind, name = key.split("/", 3)
+        request = requests.setdefault(int(number), (signature, {}, {}))
+        request[1 if kind == "inputs" else 2][name] = array
+    return [requests[number] for number in sorted(requests)]
+
+
+def _run_native_loader(*arguments):
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "outputs.npz")
+        _run(
+            [sys.executable, TESTS / "native_loader.py", *arguments, path],
+            # The tests' own process may have taken all of a GPU's memory.
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        )
+        with np.load(path) as arrays:
+            return dict(arrays)
+
+
+def run_onnxruntime(path, inputs):
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(
+        path, options, providers=["CPUExecutionProvider"]
+    )
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def run_openvino(path, inputs):
+    """Outputs of an ONNX file, or of a SavedModel, in OpenVINO."""
+    import openvino
+
+    # Without the hint it may compute in bfloat16.
+    config = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+    model = openvino.Core().compile_model(str(path), "CPU", config)
+    results = model(inputs)
+    return {o.get_any_name(): results[o] for o in model.outputs}
+
+
+def run_node(path, inputs):
+    """Outputs of an ONNX file in Node.js."""
+    modules = _node_modules()
+    with tempfile.TemporaryDirectory() as folder:
+        given, made = pathlib.Path(folder, "in"), pathlib.Path(folder, "out")
+        tensors = {
+            name: {
+                "type": "string" if x.dtype.kind in "UO" else x.dtype.name,
+                "dims": x.shape,
+                "data": x.ravel().tolist(),
+            }
+            for name, x in inputs.items()
+        }
+        given.write_text(json.dumps(tensors))
+        _run(
+            ["node", TESTS / "node_runner.cjs", path, given, made],
+            env=os.environ | {"NODE_PATH": str(modules)},
+        )
+        return {
+            name: np.array(x["data"], x["type"]).reshape(x["dims"])
+            for name, x in json.loads(made.read_text()).items()
+        }
+
+
+def _node_modules():
+    modules, reason = _install_node_modules()
+    if reason:
+        _missing(reason)
+    return modules
+
+
+@functools.cache
+def _install_node_modules():
+    """`(path, None)`, or `(None, reason)` where it cannot be had."""
+    for program in ("node", "npm"):
+        if not shutil.which(program):
+            return None, f"{program} is not on PATH"
+    # 290 MB: one copy for all sessions, in a folder of this user alone.
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    folder = pathlib.Path(tempfile.gettempdir(), f"cbnn-keras-npm-{user}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
+        raise RuntimeError(f"{folder} belongs to somebody else.")
+    target = folder / f"onnxruntime-node-{ONNXRUNTIME_NODE}"
+    with _locked(folder / "lock"):
+        if not target.exists():
+            reason = _npm_install(target)
+            if reason:
+                return None, reason
+    return target / "node_modules", None
+
+
+def _npm_install(target):
+    """None, or why the registry cannot be reached."""
+    # Renamed when complete: an install that was killed leaves no half.
+    partial = target.with_name(f"{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    try:
+        _run(
+            [
+                *["npm", "install", "--prefix", partial, "--no-audit"],
+                *["--no-fund", "--ignore-scripts", "--loglevel=error"],
+                *["--fetch-retries=1", "--fetch-retry-mintimeout=1000"],
+                f"onnxruntime-node@{ONNXRUNTIME_NODE}",
+            ],
+            # Its script would fetch the libraries of CUDA.
+            env=os.environ | {"ONNXRUNTIME_NODE_INSTALL": "skip"},
+        )
+    except RuntimeError as error:
+        if any(code in str(error) for code in UNREACHABLE):
+            first_line = str(error).splitlines()[0]
+            return f"npm cannot reach its registry: {first_line}"
+        raise
+    partial.rename(target)
+    return None
+
+
+@contextlib.contextmanager
+def _locked(path):
+    with open(path, "w") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def run_model_server(base_path, requests, config=None):
+    """Outputs of TensorFlow Serving's REST interface.
+
+    No flag keeps its ports on loopback, so it runs in a network of its own
+    (Linux's `unshare`), and so does the client: this file as a script.
+
+    Args:
+        base_path: The folder of the versions.
+        requests: Pairs of signature and inputs.
+        config: Text of a `models.config` whose model is called `ensemble`.
+
+    Returns:
+        What the server calls `outputs` of each request: an array, or arrays by
+        name for a signature with several outputs.
+    """
+    if not shutil.which(MODEL_SERVER):
+        pytest.skip(f"{MODEL_SERVER} is not on PATH")
+    alone = ["unshare", "--map-root-user", "--net"]
+    try:
+        _run([*alone, "true"])
+    except (OSError, RuntimeError) as error:
+        pytest.skip(f"{MODEL_SERVER} cannot get a network of its own: {error}")
+    config = config or (
+        'model_config_list { config { name: "ensemble" '
+        f"base_path: {json.dumps(str(pathlib.Path(base_path).absolute()))} "
+        'model_platform: "tensorflow" } }'
+    )
+    bodies = [
+        {
+            "signature_name": signature,
+            "inputs": {n: np.asarray(x).tolist() for n, x in inputs.items()},
+        }
+        for signature, inputs in requests
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [os.path.join(folder, n) for n in ("config", "in", "out")]
+        pathlib.Path(paths[0]).write_text(config)
+        pathlib.Path(paths[1]).write_text(json.dumps(bodies))
+        _run([*alone, sys.executable, __file__, *paths])
+        answers = json.loads(pathlib.Path(paths[2]).read_text())
+    return [
+        {n: np.array(x, "float32") for n, x in outputs.items()}
+        if isinstance(outputs, dict)
+        else np.array(outputs, "float32")
+        for outputs in answers
+    ]
+
+
+def _serve(config, given, made):
+    """The server and its client, from start to end."""
+    _bring_loopback_up()
+    url = "http://127.0.0.1:8501/v1/models/ensemble"
+    with subprocess.Popen(
+        [
+            *[MODEL_SERVER, "--port=8500", "--rest_api_port=8501"],
+            *[f"--model_config_file={config}", "--enable_model_warmup"],
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr,
+    ) as server:
+        try:
+            _wait_until_available(server, url)
+            answers = [
+                _json_of(f"{url}:predict", body)["outputs"]
+                for body in json.loads(pathlib.Path(given).read_text())
+            ]
+        finally:
+            server.terminate()
+            try:
+                server.wait(10)
+            except subprocess.TimeoutExpired:
+                server.kill()
+    pathlib.Path(made).write_text(json.dumps(answers))
+
+
+def _bring_loopback_up():
+    """A new network has its loopback interface down."""
+    up, set_flags = 1, 0x8914  # IFF_UP, SIOCSIFFLAGS
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = struct.pack("16sh22x", b"lo", up)
+        fcntl.ioctl(any_socket, set_flags, request)
+
+
+def _wait_until_available(server, url, seconds=60):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and server.poll() is None:
+        with contextlib.suppress(urllib.error.URLError):
+            (version,) = _json_of(url)["model_version_status"]
+            if version["state"] == "AVAILABLE":
+                return
+        time.sleep(0.1)
+    raise RuntimeError("The server did not make the model available.")
+
+
+def _json_of(url, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(url, data, timeout=60) as response:
+        return json.load(response)
+
+
+def _run(command, env=None):
+    done = subprocess.run(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command[0]}: {done.stdout.strip()}")
+
+
+def _missing(reason):
+    if os.environ.get("CBNN_REQUIRE_SERVERS") == "1":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+if __name__ == "__main__":
+    _serve(*sys.argv[1:])
