@@ -5,8 +5,8 @@
 1. Time of a request, with one and with two threads and for batches of 1 and 32,
    as a ratio to one member in ONNX Runtime: six members merged, six sessions
    (one after another, and all at once as a server would run them), SavedModel,
-   Keras' `predict`, int8. Merged against six sessions at once: at most 1.05 on
-   one thread and 0.6 on two.
+   Keras' `predict`, int8. Merged against six sessions: at most 1.05 on one
+   thread and 0.6 on two. Six at once take more than one thread.
 2. Six members with a frozen backbone in common, against the backbone and six
    heads, in bytes and in arithmetic: at most 1.05, SavedModel and ONNX.
 """
