@@ -171,7 +171,9 @@ class _Calls:
         # As Keras' `clone_model` does, which has no way to give back the
         # outputs of a model that is part of another.
         outputs = model._run_through_graph(
-            self._as_declared(model, inputs), call_fn=call
+            self._as_declared(model, inputs),
+            operation_fn=lambda operation: operation,
+            call_fn=call,
         )
         is_alone = isinstance(outputs, (list, tuple)) and len(outputs) == 1
         return outputs[0] if is_alone else outputs
