@@ -329,7 +329,7 @@ class SyntheticRun(MemoryRun):
 
 @pytest.mark.large
 def test_an_ensemble_above_two_gigabytes(tmp_path):
-    """Two minutes of one core and 13 GB of memory, as measured."""
+    """Takes minutes, and memory of several times the weights."""
     inputs = hidden = keras.Input((8,), name="values")
     for units in [3_930] * 13:  # of 742 MB a member
         hidden = layers.Dense(units, activation="relu")(hidden)
