@@ -1435,3 +1435,15 @@ def test_class_that_is_not_registered_is_not_merged():
         ValueError, match="^Keras cannot copy Local.*Keras: .*Local"
     ):
         ensemble.as_model(inputs=keras.Input((4,)))
+
+
+def test_names_that_would_become_the_same_are_told_apart():
+    """The layer b_c of a part a, and the layer c of a part a_b."""
+    inputs = x = keras.Input((4,))
+    for part, layer in (("a", "b_c"), ("a_b", "c")):
+        dense = layers.Dense(4, name=layer)
+        x = keras.Sequential([keras.Input((4,)), dense], name=part)(x)
+    merged = check_merged(keras.Model(inputs, last(x)), X, num=1)
+    assert weighted_layers(merged) == [
+        *("member_0_a_b_c", "member_0_a_b_c_again", "member_0_last")
+    ]
