@@ -12,7 +12,6 @@ from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.export.graph import ServingOptions
 from cbnn_keras.export.onnx import export_onnx
 from cbnn_keras.export.placing import Artefact
-from cbnn_keras.export.precisions import check
 from cbnn_keras.export.saved_model import export_saved_model
 from cbnn_keras.export.triton import export_triton
 from cbnn_keras.export.verify import Parity, verify_artefact
@@ -71,7 +70,6 @@ def export_run(
         )
     export = export_onnx if format == "onnx" else export_triton
     calibration = samples if precision == "int8" else None
-    check(precision, calibration)
     return export(
         ensemble,
         target,
