@@ -15,6 +15,7 @@ PACKAGE = pathlib.Path(cbnn_keras.__file__).parent
 LEVELS = [
     {"version", "boosting", "schedules", "labels", "files"},
     {
+        "gate",
         "examples",
         "sample_weights",
         "classifier",
