@@ -12,6 +12,11 @@ import tensorflow as tf  # noqa: E402
 # The suite runs in one process a core.
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(1)
+# For `MirroredStrategy`: what is put nowhere stays on the first of them.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices("CPU")[0],
+    [tf.config.LogicalDeviceConfiguration()] * 3,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ LEVELS = [
     {"version", "boosting", "schedules", "labels", "files"},
     {
         "gate",
+        "replicas",
         "examples",
         "sample_weights",
         "classifier",
