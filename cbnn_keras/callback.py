@@ -4,13 +4,16 @@ import hashlib
 import numbers
 import os
 import pathlib
+import sys
+import warnings
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras import architecture, boosting, schedules
+from cbnn_keras import architecture, boosting, replicas, schedules
+from cbnn_keras.classifier import averages_loss
 from cbnn_keras.console import Reporter
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.rounds import Rounds
@@ -41,7 +44,11 @@ class CBNNCallback(keras.callbacks.Callback):
 
     Every so many iterations the training set is scored, the checkpoint gets a
     vote, the samples that it got wrong gain weight, and training goes on. The
-    model itself, its loss and its optimizer are left as they are.
+    model itself, its loss and its optimizer are left as they are, with one
+    exception: under `tf.distribute.MirroredStrategy` the statistics that each
+    device collects for itself, those of BatchNorm, are averaged over the
+    devices at every checkpoint and after every epoch. Without that, the member
+    that is saved would be another than the one that is scored.
 
     Each round is a record in `history`, a line on the screen and part of
     `fit`'s logs (`cbnn_error`, `cbnn_vote`, `cbnn_members`, `cbnn_bound`, and
@@ -228,6 +235,14 @@ class CBNNCallback(keras.callbacks.Callback):
                 self._task.batch_size,
             )
         )
+        self._is_distributed = replicas.is_distributed(self.model)
+        self._divide(self._weights)
+        # Or else passes and epochs are not the same, and nothing can be held.
+        self._is_gated = (
+            self._is_distributed
+            and self._weights.num_batches is not None
+            and self._weights.num_batches == self.params["steps"]
+        )
         # Not before here: a `fit` that is refused leaves the last one's result.
         self._rounds = None
         self._step = 0
@@ -236,6 +251,8 @@ class CBNNCallback(keras.callbacks.Callback):
         self._num_checked = 0
         if self.resume and self.directory and holds_run(self.directory):
             self._go_on(self.directory)
+        self._step_before_fit = self._step
+        self._num_lookups_before_fit = self._weights.num_lookups
 
     def on_epoch_begin(self, epoch: int, logs: Record | None = None) -> None:
         self.model._initial_epoch = self._initial_epoch
@@ -251,6 +268,16 @@ class CBNNCallback(keras.callbacks.Callback):
         self._num_lookups = self._task.weights.num_lookups
         self._task.weights.set_epoch(epoch)
 
+    def on_train_batch_begin(
+        self, batch: int, logs: Record | None = None
+    ) -> None:
+        if self._is_gated:
+            gate = self._task.weights.gate
+            if not self._num_executions:
+                # No sooner: another callback may read the pipeline before.
+                gate.announce(self._num_batches_to_update())
+            gate.step_begins()
+
     def on_train_batch_end(
         self, batch: int, logs: Record | None = None
     ) -> None:
@@ -263,21 +290,28 @@ class CBNNCallback(keras.callbacks.Callback):
         self._step = self._step_before_epoch + num_batches
         if self._num_checked < _NUM_CHECKED:
             self._num_checked += 1
-            self._check_lookups(
-                _NOT_OUR_BATCH if self._num_checked == 1 else _FROZEN_WEIGHTS,
-                at_most=num_batches,
-            )
+            self._check_lookups()
+            if not self._is_distributed:  # or else the gate sees to it
+                self._check_for_early_lookups(num_batches)
         if self._is_done:
             raise ValueError(
                 f"CBNNCallback(total_steps={self.total_steps}): `fit` goes on "
                 "after so many steps, so the final model would not be in the "
                 "ensemble. Give the number of steps of all epochs together."
             )
+        if self._is_gated:
+            self._check_gate()
         if self._pending and self._step >= self._pending[0]:
             self._pass_checkpoint()
+            if self._is_gated:
+                gate = self._task.weights.gate
+                gate.hold_after(self._num_batches_to_update())
 
     def on_epoch_end(self, epoch: int, logs: Record | None = None) -> None:
-        self._check_lookups(_FROZEN_WEIGHTS)
+        if self._is_gated:
+            self._task.weights.gate.release()
+        self._check_lookups()
+        replicas.average_statistics(self.model)
         if self.model.stop_training:
             self._end()
         if self._rounds is not None and logs is not None:
@@ -285,6 +319,7 @@ class CBNNCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Record | None = None) -> None:
         self.model._initial_epoch = self._initial_epoch
+        self._task.weights.set_replicas(0, is_averaged=True)
         if self._rounds is not None:  # or there was no epoch to train
             self._end()
             self._rounds.run.finish()
@@ -357,17 +392,44 @@ class CBNNCallback(keras.callbacks.Callback):
                 f"of {num_classes} classes."
             )
 
-    def _check_lookups(self, message: str, at_most: int | None = None) -> None:
-        """Refuses to go on if batches of this epoch have no or old weights."""
+    def _check_lookups(self) -> None:
+        """Refuses to go on if a batch has not looked its weights up."""
+        num_lookups = self._task.weights.num_lookups
+        num_steps = self._step - self._step_before_fit
+        if num_lookups - self._num_lookups_before_fit < num_steps:
+            message = _NOT_OUR_BATCH if num_steps == 1 else _FROZEN_WEIGHTS
+            raise ValueError(message + EXPLICIT_FORM)
+
+    def _check_for_early_lookups(self, num_batches: int) -> None:
         weights = self._task.weights
         num_new = weights.num_lookups - self._num_lookups
-        if num_new == 0:
-            raise ValueError(message + EXPLICIT_FORM)
         # In a pipeline of the user's own, a batch may look up more than once.
-        if weights.examples is None or at_most is None:
-            return
-        if num_new > at_most:
+        if weights.examples is not None and num_new > num_batches:
             raise ValueError(_LOOKS_AHEAD + EXPLICIT_FORM)
+
+    def _divide(self, weights: SampleWeights) -> None:
+        """Tells the pipeline what a strategy will do to its batches."""
+        strategy = self.model.distribute_strategy
+        num = strategy.num_replicas_in_sync if self._is_distributed else 0
+        if num > 1 and not weights.can_be_divided:
+            raise ValueError(
+                f"CBNNCallback: sparse inputs cannot be divided among {num} "
+                "devices. Make them dense: "
+                "`dataset.map(lambda x, y: (tf.sparse.to_dense(x), y))`."
+            )
+        weights.set_replicas(num, is_averaged=averages_loss(self.model))
+
+    def _check_gate(self) -> None:
+        gate = self._task.weights.gate
+        gate.step_ends()
+        if gate.has_given_up:
+            self._is_gated = False
+            warnings.warn(_GATE_GAVE_UP, stacklevel=2)
+
+    def _num_batches_to_update(self) -> int:
+        """Those of this epoch, from its start up to the next update."""
+        next_update = self._pending[0] if self._pending else sys.maxsize
+        return next_update - self._step_before_epoch
 
     def _bound_weights(self) -> SampleWeights:
         if self._weights is None:
@@ -526,10 +588,18 @@ _LOOKS_AHEAD = (
     "it prefetches by itself. "
 )
 
+_GATE_GAVE_UP = (
+    "CBNNCallback: a step lasted for long while a batch was held back for the "
+    "next update of the weights, and probably waited for it. Nothing is held "
+    "back any more, so that some batches will have old weights. Remove "
+    "`.shuffle(...)` and the like from what is done to the pipeline after it "
+    "was made; it shuffles by itself."
+)
+
 _FROZEN_WEIGHTS = (
-    "CBNNCallback: no batch of this epoch looked its weights up, so they are "
-    "frozen. Remove `.cache()` from what is done to the pipeline after it was "
-    "made; cache the examples that it is made of. "
+    "CBNNCallback: batches of this epoch did not look their weights up, which "
+    "are frozen. Remove `.cache()` from what is done to the pipeline after it "
+    "was made; cache the examples that it is made of. "
 )
 
 

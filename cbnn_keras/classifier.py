@@ -1,12 +1,15 @@
 """What a Keras model says about the classes: outputs, logits, winners."""
 
 import dataclasses
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from cbnn_keras import replicas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +80,12 @@ def describe_classifier(
     if from_logits is None:
         from_logits = _read_from_logits(model)
     return Classifier(max(num_outputs, 2), is_binary, from_logits)
+
+
+def averages_loss(model: keras.Model) -> bool:
+    """Whether the compiled loss is a mean over the samples of a batch."""
+    reduction = getattr(_loss(model), "reduction", "mean")
+    return reduction not in ("sum", "none", None)
 
 
 _REGRESSION_LOSSES = {
@@ -159,7 +168,7 @@ class Scorer:
     """Predicted classes of a model that is being trained.
 
     A function of its own, so that nothing of `fit` is touched: no metric, no
-    log, no weight.
+    log, no weight. Under a strategy every replica takes its turn at a batch.
     """
 
     def __init__(self, model: keras.Model, classifier: Classifier) -> None:
@@ -177,11 +186,19 @@ class Scorer:
             winner = tf.argmax(scores, axis=1, output_type=tf.int32)
             return tf.where(is_tie, -1, winner), finite
 
-        self._winners = (
-            winners
+        self._strategy = model.distribute_strategy
+        self.num_replicas = self._strategy.num_replicas_in_sync
+        self._is_distributed = replicas.is_distributed(model)
+        step = (
+            (lambda x: self._strategy.run(winners, args=(x,)))
+            if self._is_distributed
+            else winners
+        )
+        self._step = (
+            step
             if model.run_eagerly
             else tf.function(
-                winners, reduce_retracing=True, jit_compile=model.jit_compile
+                step, reduce_retracing=True, jit_compile=model.jit_compile
             )
         )
 
@@ -192,7 +209,28 @@ class Scorer:
             FloatingPointError: If an output is not finite.
         """
         # Nothing is fetched before the last batch: a GPU is never waited for.
-        results = [self._winners(x) for x in batches]
+        if self._is_distributed:
+            results = list(self._on_replicas(iter(batches)))
+        else:
+            results = [self._step(x) for x in batches]
         if not all(bool(finite) for _, finite in results):
             raise FloatingPointError("the model's outputs are not finite")
         return np.concatenate([winner.numpy() for winner, _ in results])
+
+    def _on_replicas(
+        self, batches: Iterator[Any]
+    ) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+        while group := list(itertools.islice(batches, self.num_replicas)):
+            # Those for whom nothing is left do the last batch once more.
+            shares = group + group[-1:] * (self.num_replicas - len(group))
+            result = self._step(
+                self._strategy.experimental_distribute_values_from_function(
+                    lambda context, shares=shares: shares[
+                        context.replica_id_in_sync_group
+                    ]
+                )
+            )
+            winners, finite = map(
+                self._strategy.experimental_local_results, result
+            )
+            yield from list(zip(winners, finite, strict=True))[: len(group)]

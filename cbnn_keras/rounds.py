@@ -9,12 +9,12 @@ import warnings
 
 import numpy as np
 
-from cbnn_keras import boosting, training_state
+from cbnn_keras import boosting, replicas, training_state
 from cbnn_keras.classifier import Scorer
 from cbnn_keras.console import Reporter
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.run import Record, Run
-from cbnn_keras.task import Task
+from cbnn_keras.task import Task, is_loss_scaled
 from cbnn_keras.validation import EnsembleValidation
 
 
@@ -64,9 +64,10 @@ class Rounds:
     def add(self, step: int, epoch: int, *, is_final: bool) -> None:
         """Makes the model as it is now a checkpoint."""
         model, weights = self._task.model, self._task.weights
+        replicas.average_statistics(model)
         # Outputs alone do not tell: a ReLU can turn NaN into 0.
         if training_state.has_nan(model):
-            raise _diverged("weights", step, epoch)
+            raise _diverged("weights", step, epoch, self._advice())
         correct = self._score(step, epoch) == self._task.labels
         stage = self._booster.add(correct, is_final=is_final)
         record = {"step": step, "epoch": epoch, **dataclasses.asdict(stage)}
@@ -87,7 +88,7 @@ class Rounds:
         try:
             self.run.save_state(self._task.model, step, epoch + 1)
         except FloatingPointError:
-            raise _diverged("weights", step, epoch) from None
+            raise _diverged("weights", step, epoch, self._advice()) from None
 
     def logs(self, step: int) -> Record:
         """What `fit` is to know at the end of an epoch, after that step."""
@@ -106,7 +107,9 @@ class Rounds:
         return logs
 
     def _score(self, step: int, epoch: int) -> np.ndarray:
-        examples, batch_size = self._task.examples, self._task.batch_size
+        examples = self._task.examples
+        # As large as in training, for a single replica.
+        batch_size = -(-self._task.batch_size // self._scorer.num_replicas)
         inputs = self._reporter.track(
             examples.inputs(batch_size),
             -(-examples.num_samples // batch_size),
@@ -116,7 +119,24 @@ class Rounds:
             with training_state.generators_kept(self._task.model):
                 return self._scorer.winners(inputs)
         except FloatingPointError:
-            raise _diverged("outputs", step, epoch) from None
+            raise _diverged("outputs", step, epoch, self._advice()) from None
+
+    def _advice(self) -> str:
+        """What else to look at on several devices."""
+        if self._scorer.num_replicas == 1:
+            return ""
+        if self._task.weights.examples is None:
+            return (
+                " BatchNorm also gives NaN if the last batch leaves a device "
+                "without samples: add `drop_remainder=True` to `.batch(...)`."
+            )
+        if is_loss_scaled(self._task.model):
+            return (
+                " With mixed_float16 on several devices Keras looks for "
+                "overflow on the first of them only: use mixed_bfloat16, or a "
+                "LossScaleOptimizer with a smaller `initial_scale`."
+            )
+        return ""
 
     def _accuracy(self, validation: EnsembleValidation, step: int) -> float:
         members = self.run.members
@@ -174,10 +194,10 @@ class Rounds:
             self._reporter.line(f"CBNN: {text}", during_epoch=True)
 
 
-def _diverged(what: str, step: int, epoch: int) -> ValueError:
+def _diverged(what: str, step: int, epoch: int, advice: str) -> ValueError:
     return ValueError(
         f"CBNNCallback: the model's {what} are not finite (NaN or infinite) at "
         f"step {step}, epoch {epoch + 1}. Training has diverged; lower the "
-        "learning rate or clip the gradients, and look for NaN in the data. "
-        "The members saved so far are intact."
+        "learning rate or clip the gradients, and look for NaN in the data."
+        f"{advice} The members saved so far are intact."
     )

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cbnn_keras import replicas
 from cbnn_keras.examples import (
     ArrayExamples,
     Augment,
@@ -22,6 +23,7 @@ from cbnn_keras.examples import (
     Examples,
     check_augment,
 )
+from cbnn_keras.gate import Gate
 
 
 class SampleWeights:
@@ -34,7 +36,13 @@ class SampleWeights:
         base: The omega that training starts with.
         examples: The samples, or None for a pipeline of the user's own.
         settings: What decides on the batches: `batch_size`, `shuffle`, `seed`.
+        num_batches: Of a pass, or None for a pipeline of the user's own.
+        gate: Where batches wait for their weights under a strategy.
+        can_be_divided: Whether a strategy can have the samples.
     """
+
+    variable: tf.Variable
+    gate: Gate
 
     def __init__(
         self,
@@ -48,21 +56,28 @@ class SampleWeights:
         self.base = _base_distribution(sample_weight, num_samples)
         self.distribution = self.base
         self.examples = examples
+        self.num_batches: int | None = None
+        self.can_be_divided = True
         self.has_own_seed = seed is not None
         # Python's generator, as Keras does: `keras.utils.set_random_seed`
         # seeds it.
         seed = random.randrange(2**31) if seed is None else seed
         self.settings: dict[str, Any] = {"seed": seed}
         self._owner: weakref.ref[object] | None = None
-        with tf.device("CPU:0"):
-            self.variable = tf.Variable(
-                self._mean_one(), trainable=False, name="sample_weights"
-            )
-            # (seed, pass): what the order of a pass derives from. A pass takes
-            # its number when it starts and leaves the next one behind, so that
-            # orders differ even where no callback counts the epochs.
-            self._stream = tf.Variable([seed, 0], dtype=tf.int64)
-            self._num_lookups = tf.Variable(0, dtype=tf.int64)
+        replicas.outside_strategies(self._make_variables)
+
+    def _make_variables(self) -> None:
+        self.variable = tf.Variable(
+            self._mean_one(), trainable=False, name="sample_weights"
+        )
+        # (seed, pass): what the order of a pass derives from. A pass takes its
+        # number when it starts and leaves the next one behind, so that orders
+        # differ even where no callback counts the epochs.
+        self._stream = tf.Variable([self.settings["seed"], 0], dtype=tf.int64)
+        self._num_lookups = tf.Variable(0, dtype=tf.int64)
+        self._num_replicas = tf.Variable(0)
+        self._is_averaged = tf.Variable(True)
+        self.gate = Gate()
 
     @property
     def owner(self) -> object | None:
@@ -95,6 +110,14 @@ class SampleWeights:
         """Makes the next pass the one that belongs to this epoch."""
         self._stream.scatter_nd_update([[1]], [epoch])
 
+    def set_replicas(self, num_replicas: int, *, is_averaged: bool) -> None:
+        """Says how a strategy will divide batches; 0 is without a strategy.
+
+        Batches then wait at the gate and are spread: see `replicas.spread`.
+        """
+        self._num_replicas.assign(num_replicas)
+        self._is_averaged.assign(is_averaged)
+
     def look_up(self, index: tf.Tensor) -> tf.Tensor:
         """Weights of a batch, float32, from the indices of its samples."""
         self._num_lookups.assign_add(1)
@@ -119,17 +142,47 @@ class SampleWeights:
             shuffle=shuffle,
             augment=augment,
         ).prefetch(tf.data.AUTOTUNE)
-        num_batches = -(-self.num_samples // batch_size)
-        dataset = batches.map(
-            lambda index, x, y: (x, y, self.look_up(index))
-        ).apply(tf.data.experimental.assert_cardinality(num_batches))
+        self.num_batches = -(-self.num_samples // batch_size)
+        dataset = (
+            tf.data.Dataset.zip(batches, self.gate.tickets(self.num_batches))
+            .map(self._weigh)
+            .apply(tf.data.experimental.assert_cardinality(self.num_batches))
+        )
         options = tf.data.Options()
         # A prefetch after the lookup would hold stale weights.
         options.experimental_optimization.inject_prefetch = False
         options.deterministic = True
+        # There is nothing to share out among machines; TensorFlow would warn.
+        options.experimental_distribute.auto_shard_policy = (
+            tf.data.experimental.AutoShardPolicy.OFF
+        )
         dataset = dataset.with_options(options)
         _live[dataset] = self
         return dataset
+
+    def _weigh(
+        self, batch: tuple[tf.Tensor, Any, tf.Tensor], ticket: tf.Tensor
+    ) -> tuple[Any, tf.Tensor, tf.Tensor]:
+        index, x, y = batch
+
+        def divided() -> tuple[Any, tf.Tensor, tf.Tensor]:
+            with tf.control_dependencies([self.gate.wait(ticket)]):
+                weight = self.look_up(index)
+            return replicas.spread(
+                x,
+                y,
+                weight,
+                num_replicas=self._num_replicas,
+                is_averaged=self._is_averaged,
+            )
+
+        def whole() -> tuple[Any, tf.Tensor, tf.Tensor]:
+            return x, y, self.look_up(index)
+
+        self.can_be_divided = replicas.can_spread(x)
+        if not self.can_be_divided:
+            return whole()
+        return tf.cond(self._num_replicas > 0, divided, whole)
 
     def _next_key(self) -> tf.Tensor:
         key = self._stream.read_value()
@@ -225,8 +278,9 @@ def weighted(
     batches of one that was never interrupted.
 
     Do not `cache()` or `prefetch()` the result: that freezes weights or makes
-    them old, and is refused. MixUp and CutMix blend two samples, and so must
-    their weights: see `CBNNCallback.attach_index`.
+    them old, and is refused. Under `tf.distribute.MirroredStrategy`, which
+    prefetches by itself, batches wait for their weights. MixUp and CutMix blend
+    two samples, and so must their weights: see `CBNNCallback.attach_index`.
 
     Args:
         x: Inputs: arrays, tensors or data frames in any structure that Keras
@@ -234,7 +288,7 @@ def weighted(
             always come in the same order.
         y: Labels: integers `(n,)` or `(n, 1)`, or one-hot `(n, k)`. Left out
             with a dataset.
-        batch_size: Samples per batch. Defaults to 32.
+        batch_size: Samples per batch, on all devices together. Defaults to 32.
         sample_weight: Weights to start from instead of 1/n, shape `(n,)`. Only
             their ratios count: they are scaled to mean 1.
         shuffle: True (all samples), False, or the size of the buffer for a
@@ -274,6 +328,7 @@ def weighted(
         raise ValueError(f"weighted(seed={seed!r}): an integer.")
     check_augment(augment)
     examples = as_examples(x, y, num_samples)
+    _check_divisible(min(size, examples.num_samples))
     weights = SampleWeights(
         examples.num_samples,
         sample_weight=sample_weight,
@@ -306,6 +361,18 @@ def as_examples(x: Any, y: Any, num_samples: int | None = None) -> Examples:
             "length."
         )
     return ArrayExamples(x, y)
+
+
+def _check_divisible(batch_size: int) -> None:
+    """Keras takes a first batch apart before any callback is asked."""
+    num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if batch_size % num_replicas:
+        raise ValueError(
+            f"weighted(batch_size=...): a first batch of {batch_size} samples "
+            f"cannot be divided equally among {num_replicas} devices, which "
+            "Keras needs under a strategy. Choose a multiple of "
+            f"{num_replicas} of at most the number of samples."
+        )
 
 
 def _plain_integer(value: Any) -> int | None:

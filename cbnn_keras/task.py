@@ -5,7 +5,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+from cbnn_keras import replicas
 from cbnn_keras.classifier import Classifier, describe_classifier
 from cbnn_keras.examples import Examples, Track
 from cbnn_keras.labels import class_indices
@@ -73,17 +75,17 @@ def describe_task(
 def bare_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
     """Without the loss scaling of mixed precision around it."""
     optimizer = model.optimizer
-    return getattr(optimizer, "inner_optimizer", optimizer)
+    return optimizer.inner_optimizer if is_loss_scaled(model) else optimizer
+
+
+def is_loss_scaled(model: keras.Model) -> bool:
+    """Whether gradients are computed in float16."""
+    return isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def _check_training(model: keras.Model) -> None:
-    num_replicas = model.distribute_strategy.num_replicas_in_sync
-    if num_replicas > 1:
-        raise ValueError(
-            f"CBNNCallback: the model is spread over {num_replicas} "
-            "devices, which is not supported yet. Build the model outside "
-            "`strategy.scope()` to train on one device."
-        )
+    if replicas.is_distributed(model):
+        _check_strategy(model)
     if getattr(bare_optimizer(model), "use_ema", False):
         raise ValueError(
             "CBNNCallback: the optimizer has use_ema=True, with which "
@@ -91,6 +93,38 @@ def _check_training(model: keras.Model) -> None:
             "model would be another than the last member. Compile the "
             "model with use_ema=False."
         )
+
+
+def _check_strategy(model: keras.Model) -> None:
+    """What Keras cannot do, before it says so in its own way."""
+    strategy = model.distribute_strategy
+    if not isinstance(strategy, _STRATEGIES):
+        raise ValueError(
+            f"CBNNCallback: the model was built under {_name(strategy)}, which "
+            "is not supported. Build it under `tf.distribute.MirroredStrategy()"
+            "`, for all GPUs of this machine."
+        )
+    if model.jit_compile and strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            "CBNNCallback: the model was compiled with jit_compile=True under "
+            f"{_name(strategy)}, and Keras cannot compile a step with XLA on "
+            "several devices. Leave `jit_compile` out of `compile`."
+        )
+    if model.steps_per_execution > 1:
+        raise ValueError(
+            "CBNNCallback: the model was compiled with steps_per_execution="
+            f"{model.steps_per_execution} under {_name(strategy)}. Keras fails "
+            "on several steps at once on several devices, and on one of them "
+            "their batches would have old weights. Leave `steps_per_execution` "
+            "out of `compile`."
+        )
+
+
+_STRATEGIES = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
+
+
+def _name(strategy: tf.distribute.Strategy) -> str:
+    return f"tf.distribute.{type(strategy).__name__}"
 
 
 def _find_examples(weights: SampleWeights, score_data: Any) -> Examples:

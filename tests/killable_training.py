@@ -3,9 +3,11 @@
     python killable_training.py DIRECTORY EPOCHS [FATAL_SAVE]
 
 With FATAL_SAVE the process kills itself, really and at once, at that call of
-`os.fsync` or `os.replace`: in the middle of a save.
+`os.fsync` or `os.replace`: in the middle of a save. The environment variable
+REPLICAS spreads the model over so many devices.
 """
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -65,19 +67,32 @@ def model():
     return network
 
 
+def scope():
+    num_replicas = int(os.environ.get("REPLICAS", "0"))
+    if not num_replicas:
+        return contextlib.nullcontext()
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * num_replicas,
+    )
+    devices = [f"CPU:{i}" for i in range(num_replicas)]
+    return tf.distribute.MirroredStrategy(devices).scope()
+
+
 def main(directory, epochs, fatal_save=None):
     if fatal_save:
         die_at_save(int(fatal_save))
     keras.utils.set_random_seed(3)
     x, y = data()
-    network = model()
-    cbnn = CBNNCallback(directory, num_checkpoints=7, resume=True)
-    train = cbnn.weighted(x, y, batch_size=16, augment=jitter)
-    tell = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: print("epoch", epoch, flush=True)
-    )
-    callbacks = [cbnn, tell]
-    network.fit(train, epochs=int(epochs), callbacks=callbacks, verbose=0)
+    with scope():
+        network = model()
+        cbnn = CBNNCallback(directory, num_checkpoints=7, resume=True)
+        train = cbnn.weighted(x, y, batch_size=16, augment=jitter)
+        tell = keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: print("epoch", epoch, flush=True)
+        )
+        callbacks = [cbnn, tell]
+        network.fit(train, epochs=int(epochs), callbacks=callbacks, verbose=0)
     results = pathlib.Path(directory).with_suffix(".results.npz")
     np.savez(
         results,

@@ -3,8 +3,6 @@
 import gc
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -797,43 +795,3 @@ def test_inputs_that_are_not_finite():
     with pytest.raises(ValueError, match="not finite.* at step 6, epoch 1"):
         model.fit(train, epochs=2, callbacks=[callback], verbose=0)
     assert callback.history == []
-
-
-# Several devices.
-
-
-MIRRORED = """
-import keras, numpy as np, tensorflow as tf
-from cbnn_keras import CBNNCallback
-
-cpu = tf.config.list_physical_devices("CPU")[0]
-logical = tf.config.LogicalDeviceConfiguration()
-tf.config.set_logical_device_configuration(cpu, [logical, logical])
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-with strategy.scope():
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
-before = model.get_weights()
-callback = CBNNCallback()
-train = callback.weighted(np.ones((12, 4)), np.arange(12) % 3, batch_size=4)
-try:
-    model.fit(train, epochs=2, callbacks=[callback], verbose=0)
-except ValueError as error:
-    after = model.get_weights()
-    print(all(map(np.array_equal, before, after)), error)
-"""
-
-
-def test_a_model_on_several_devices():
-    found = subprocess.run(
-        [sys.executable, "-c", MIRRORED],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert found.stdout.startswith(
-        "True CBNNCallback: the model is spread over 2 devices, which is not "
-        "supported yet. Build the model outside `strategy.scope()`"
-    ), found.stderr

@@ -7,9 +7,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 import scipy.special
+import tensorflow as tf
 from keras import layers, losses
 
-from cbnn_keras.classifier import Classifier, Scorer, describe_classifier
+from cbnn_keras.classifier import (
+    Classifier,
+    Scorer,
+    averages_loss,
+    describe_classifier,
+)
 
 BATCH = np.zeros((2, 4), "float32")
 
@@ -475,3 +481,81 @@ def test_scoring_does_not_pass_through_predict_or_evaluate():
     model.predict = model.evaluate = functools.partial(pytest.fail, "called")
     scorer = Scorer(model, Classifier(3, False, False))
     assert scorer.winners([np.eye(3, dtype="float32")]).tolist() == [0, 1, 2]
+
+
+class ReplicaLogits(keras.layers.Layer):
+    """Logits for which the number of the replica is the predicted class."""
+
+    def call(self, x):
+        context = tf.distribute.get_replica_context()  # none when it is built
+        number = context.replica_id_in_sync_group if context else 0
+        return tf.one_hot(tf.fill([tf.shape(x)[0]], number), 3)
+
+
+def test_a_strategy_of_one_device_scores_on_that_device():
+    places = []
+
+    class Placed(keras.layers.Layer):
+        def call(self, x):
+            places.append(tf.identity(x).device)
+            return x
+
+    with tf.distribute.OneDeviceStrategy("CPU:1").scope():
+        model = keras.Sequential([keras.Input((3,)), Placed()])
+        model.compile(loss="sparse_categorical_crossentropy")
+    scorer = Scorer(model, Classifier(3, is_binary=False, from_logits=True))
+    places.clear()
+    scorer.winners([np.eye(3, dtype="float32")])
+    assert places
+    assert all(place.endswith("CPU:1") for place in places)
+
+
+def replicated(make):
+    strategy = tf.distribute.MirroredStrategy(
+        [f"CPU:{i}" for i in range(3)], tf.distribute.ReductionToOneDevice()
+    )
+    with strategy.scope():
+        model = make()
+        model.compile(loss="sparse_categorical_crossentropy")
+    return Scorer(model, Classifier(3, is_binary=False, from_logits=True))
+
+
+@pytest.mark.parametrize("num_batches", [1, 2, 3, 4, 5])
+def test_every_replica_scores_its_batches(num_batches):
+    scorer = replicated(
+        lambda: keras.Sequential([keras.Input((2,)), ReplicaLogits()])
+    )
+    assert scorer.num_replicas == 3
+    sizes = [4, 4, 4, 4, 1][:num_batches]
+    winners = scorer.winners(tf.zeros((size, 2)) for size in sizes)
+    expected = np.repeat([0, 1, 2, 0, 1][:num_batches], sizes)
+    np.testing.assert_array_equal(winners, expected)
+
+
+def test_outputs_that_are_not_finite_on_any_replica():
+    scorer = replicated(
+        lambda: keras.Sequential([keras.Input((3,)), keras.layers.ReLU()])
+    )
+    batches = [np.ones((2, 3), "float32") for _ in range(5)]
+    scorer.winners(iter(batches))
+    batches[4][1, 2] = np.inf
+    with pytest.raises(FloatingPointError, match="not finite"):
+        scorer.winners(iter(batches))
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("sparse_categorical_crossentropy", True),
+        (keras.losses.sparse_categorical_crossentropy, True),
+        (keras.losses.SparseCategoricalCrossentropy(), True),
+        (keras.losses.SparseCategoricalCrossentropy(reduction="sum"), False),
+        (keras.losses.SparseCategoricalCrossentropy(reduction=None), False),
+        (keras.losses.SparseCategoricalCrossentropy(reduction="none"), False),
+        ([keras.losses.BinaryCrossentropy(reduction="sum")], False),
+    ],
+)
+def test_whether_the_loss_is_averaged(loss, expected):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    model.compile(loss=loss)
+    assert averages_loss(model) == expected

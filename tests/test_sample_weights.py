@@ -522,3 +522,12 @@ def test_refused_arguments(arguments, options, message):
 def test_a_weighted_pipeline_cannot_be_weighted_again():
     with pytest.raises(ValueError, match="single examples.*`sample_weight`"):
         weighted(pipeline())
+
+
+def test_sparse_inputs_of_a_dataset():
+    dense = np.eye(5, dtype="float32")
+    dataset = tf.data.Dataset.from_tensor_slices((dense, np.arange(5)))
+    sparse = dataset.map(lambda x, y: (tf.sparse.from_dense(x), y))
+    train = weighted(sparse, batch_size=2, shuffle=False)
+    found = [(tf.sparse.to_dense(x).numpy(), y.numpy()) for x, y, _ in train]
+    np.testing.assert_array_equal(np.concatenate([x for x, _ in found]), dense)
