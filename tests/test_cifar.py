@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -123,3 +124,34 @@ def predict_onnx(path, images):
     session = onnxruntime.InferenceSession(path)
     batches = np.split(images.astype("float32"), 20)
     return np.concatenate([session.run(None, {"input": b})[0] for b in batches])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not DATA.is_dir(), reason="the CIFAR-100 files of TFDS are not here"
+)
+def test_the_example_on_two_devices(tmp_path):
+    example = pathlib.Path(__file__).parents[1] / "examples" / "cifar.py"
+    sizes = ["--images", "400", "--test-images", "100", "--batch-size", "40"]
+    short = ["--depth", "8", "--epochs", "3", "--checkpoints", "2"]
+    found = subprocess.run(
+        [
+            *(sys.executable, example, *sizes, *short),
+            *("--cpus", "2", "--data-dir", DATA, "--directory", "runs"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "2 CPU device(s)" in found.stdout
+    lines = found.stdout.splitlines()[-3:]
+    for line, name in zip(
+        lines, ("final model", "CBNN, all", "CBNN, selected"), strict=True
+    ):
+        assert re.fullmatch(
+            rf"{name}.* \d member\(s\), \d+\.\d\d % test error", line
+        )
+    (run,) = (tmp_path / "runs").iterdir()
+    assert run.name == "cifar100-400-resnet8-3-epochs-seed-0"
