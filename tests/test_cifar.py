@@ -47,7 +47,7 @@ def resnet8(num_classes):
     return keras.Model(inputs, outputs)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.skipif(
     not DATA.is_dir(), reason="the CIFAR-100 files of TFDS are not here"
 )

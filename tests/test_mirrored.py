@@ -639,7 +639,7 @@ def start(directory, *arguments):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     assert start(tmp_path / "whole").returncode == 0
     for fatal_save in ("33", "16"):

@@ -278,6 +278,7 @@ def test_saved_model_and_onnx_say_what_keras_says(case, tmp_path):
         assert value.shape[0] == "batch"
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("case", [c for c in CASES if c not in BIG])
 def test_onnx_of_large_models_is_converted_without_weights(
     case, tmp_path, monkeypatch

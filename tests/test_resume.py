@@ -206,7 +206,7 @@ def kill_at_some_moment(process, chance):
     process.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_killed_twenty_times_equals_uninterrupted(tmp_path):
     chance = random.Random(0)
     reference = start_script(tmp_path / "whole")
