@@ -151,6 +151,13 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
         help="(default: %(default)s)",
     )
     parser.add_argument(
+        "--priors",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="divide probabilities by the shares that classes had in training: "
+        "an .npy file, or a text file with one in each line",
+    )
+    parser.add_argument(
         "--class-names",
         type=pathlib.Path,
         metavar="FILE",
@@ -234,6 +241,7 @@ def _export(parsed: argparse.Namespace) -> None:
         outputs=[name.strip() for name in parsed.outputs.split(",")],
         top_k=parsed.top_k,
         voting=parsed.voting,
+        priors=parsed.priors,
         class_names=parsed.class_names,
         preprocess=parsed.preprocess,
         data=parsed.data,

@@ -8,8 +8,15 @@ from typing import Any
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
-from cbnn_keras import architecture, boosting, merging, selection
+from cbnn_keras import (
+    architecture,
+    boosting,
+    imbalance,
+    merging,
+    selection,
+)
 from cbnn_keras.classifier import Classifier
 from cbnn_keras.console import Reporter
 from cbnn_keras.run import Record, Run
@@ -79,6 +86,16 @@ class CheckpointEnsemble:
             )
         return cls(run, model)
 
+    @property
+    def run(self) -> Run:
+        """The run that the members are of."""
+        return self._run
+
+    @property
+    def model(self) -> keras.Model:
+        """The model that members are loaded into."""
+        return self._model
+
     def __len__(self) -> int:
         return len(self._steps)
 
@@ -92,6 +109,7 @@ class CheckpointEnsemble:
         *,
         batch_size: int | None = None,
         voting: str = "soft",
+        priors: ArrayLike | None = None,
         verbose: int = 1,
     ) -> np.ndarray:
         """Probabilities of the ensemble.
@@ -102,6 +120,10 @@ class CheckpointEnsemble:
             batch_size: As in `keras.Model.predict`.
             voting: `"soft"` averages probabilities, `"hard"` one-hot votes (the
                 paper's equation; ties go to the lower class).
+            priors: Shares of the classes in training, shape `(num_classes,)`,
+                such as `imbalance.class_priors(labels)`: what was averaged is
+                divided by them and by its sum, so that rare classes are not
+                at a disadvantage. For soft voting only.
             verbose: 0 for no progress bar.
 
         Returns:
@@ -109,7 +131,11 @@ class CheckpointEnsemble:
             probability of class 1, for a model with one sigmoid output.
         """
         *_, last = self.staged_predict(
-            x, batch_size=batch_size, voting=voting, verbose=verbose
+            x,
+            batch_size=batch_size,
+            voting=voting,
+            priors=priors,
+            verbose=verbose,
         )
         return last
 
@@ -119,6 +145,7 @@ class CheckpointEnsemble:
         *,
         batch_size: int | None = None,
         voting: str = "soft",
+        priors: ArrayLike | None = None,
         verbose: int = 1,
     ) -> Iterator[np.ndarray]:
         """Predictions of the first member, the first two, ..., all of them.
@@ -126,8 +153,9 @@ class CheckpointEnsemble:
         Takes the arguments of `predict`; each member predicts once.
         """
         check_voting(voting)
+        priors = checked_priors(priors, voting, self.classifier)
         outputs = self.member_probabilities(x, batch_size, verbose)
-        return self._stages(outputs, voting)
+        return self._stages(outputs, voting, priors)
 
     def member_probabilities(
         self, x: Any, batch_size: int | None = None, verbose: int = 1
@@ -168,6 +196,7 @@ class CheckpointEnsemble:
         *,
         batch_size: int | None = None,
         voting: str = "soft",
+        priors: ArrayLike | None = None,
         verbose: int = 1,
     ) -> dict[str, float]:
         """Accuracy and negative log-likelihood of the ensemble.
@@ -184,7 +213,11 @@ class CheckpointEnsemble:
         """
         inputs, labels = split_labels(self.classifier, x, y)
         probabilities = self.predict(
-            inputs, batch_size=batch_size, voting=voting, verbose=verbose
+            inputs,
+            batch_size=batch_size,
+            voting=voting,
+            priors=priors,
+            verbose=verbose,
         )
         return {
             "accuracy": selection.accuracy(probabilities, labels),
@@ -254,7 +287,11 @@ class CheckpointEnsemble:
         return CheckpointEnsemble(self._run, self._model, chosen)
 
     def as_model(
-        self, *, voting: str = "soft", inputs: Any = None
+        self,
+        *,
+        voting: str = "soft",
+        priors: ArrayLike | None = None,
+        inputs: Any = None,
     ) -> keras.Model:
         """One ordinary Keras model that holds a copy of every member.
 
@@ -264,6 +301,7 @@ class CheckpointEnsemble:
 
         Args:
             voting: `"soft"` or `"hard"`, see `predict`.
+            priors: Likewise. They become constants of the model.
             inputs: `keras.Input`s in the structure that the model is called
                 with; needed only for a subclassed model.
         """
@@ -273,6 +311,7 @@ class CheckpointEnsemble:
             self.votes,
             self.classifier,
             voting=voting,
+            priors=checked_priors(priors, voting, self.classifier),
             inputs=inputs,
         )
 
@@ -319,7 +358,10 @@ class CheckpointEnsemble:
         target.finish()
 
     def _stages(
-        self, outputs: Iterator[np.ndarray], voting: str
+        self,
+        outputs: Iterator[np.ndarray],
+        voting: str,
+        priors: np.ndarray | None,
     ) -> Iterator[np.ndarray]:
         total, sum_of_votes = 0.0, 0.0
         for vote, probabilities in zip(self.votes, outputs, strict=True):
@@ -327,7 +369,10 @@ class CheckpointEnsemble:
                 probabilities = boosting.one_hot_votes(probabilities)
             total = total + vote * probabilities.astype(np.float64)
             sum_of_votes += vote
-            yield (total / sum_of_votes).astype(np.float32)
+            average = total / sum_of_votes
+            if priors is not None:
+                average = imbalance.threshold(average, priors)
+            yield average.astype(np.float32)
 
     @contextlib.contextmanager
     def _weights_put_back(self) -> Iterator[None]:
@@ -361,3 +406,21 @@ def _load_model(run: RunDirectory) -> keras.Model:
 def check_voting(voting: str) -> None:
     if voting not in ("soft", "hard"):
         raise ValueError(f"voting must be 'soft' or 'hard', not {voting!r}.")
+
+
+def checked_priors(
+    priors: ArrayLike | None, voting: str, classifier: Classifier
+) -> np.ndarray | None:
+    """Priors that sum to 1, if there are any.
+
+    Raises:
+        ValueError: If they do not fit the classes or the voting.
+    """
+    if priors is None:
+        return None
+    if voting == "hard":
+        raise ValueError(
+            "priors are for voting='soft': they divide probabilities, and "
+            "voting='hard' counts decisions. Leave one of the two out."
+        )
+    return imbalance.checked_priors(priors, classifier.num_classes)

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from cbnn_keras import imbalance
 from cbnn_keras.classifier import Classifier
 
 
@@ -22,6 +23,7 @@ def merge(
     classifier: Classifier,
     *,
     voting: str = "soft",
+    priors: np.ndarray | None = None,
     inputs: Any = None,
 ) -> keras.Model:
     """One model with a shared input and the vote-weighted mean as output.
@@ -35,6 +37,7 @@ def merge(
         votes: lambda of each member.
         classifier: How to read the members' outputs.
         voting: `"soft"` or `"hard"`.
+        priors: What the mean is divided by, see `threshold`.
         inputs: `keras.Input`s for subclassed members, whose own are unknown.
     """
     if inputs is None:
@@ -47,7 +50,7 @@ def merge(
             'name="another").'
         )
     outputs = member_outputs(members, inputs, classifier)
-    average = combine(outputs, votes, voting=voting, taken=taken)
+    average = combine(outputs, votes, voting=voting, priors=priors, taken=taken)
     return keras.Model(inputs, average, name="checkpoint_ensemble")
 
 
@@ -98,6 +101,7 @@ def combine(
     votes: np.ndarray,
     *,
     voting: str = "soft",
+    priors: np.ndarray | None = None,
     taken: Collection[str] = (),
 ) -> Any:
     """The vote-weighted mean of symbolic probabilities, `probabilities`.
@@ -108,6 +112,7 @@ def combine(
         outputs: What `member_outputs` gave.
         votes: lambda of each member.
         voting: `"soft"` or `"hard"`.
+        priors: What the mean is divided by, see `threshold`.
         taken: Names that layers must not get.
     """
     shares = np.asarray(votes) / np.sum(votes)
@@ -121,11 +126,33 @@ def combine(
             zip(outputs, shares, strict=True)
         )
     ]
-    if len(parts) > 1:
+    if priors is None and len(parts) > 1:
         return keras.layers.Add(dtype="float32", name="probabilities")(parts)
+    average = parts[0]
+    if len(parts) > 1:
+        name = _free_name("average", taken)
+        average = keras.layers.Add(dtype="float32", name=name)(parts)
     return keras.layers.Identity(dtype="float32", name="probabilities")(
-        parts[0]
+        threshold(average, priors)
     )
+
+
+def threshold(probabilities: Any, priors: np.ndarray | None) -> Any:
+    """`imbalance.threshold` of tensors, symbolic or not, in float32.
+
+    Args:
+        probabilities: Shape `(..., num_classes)`, or `(..., 1)` if binary.
+        priors: Shape `(num_classes,)`; None changes nothing.
+    """
+    if priors is None:
+        return probabilities
+    weights = imbalance.inverse_priors(priors).astype("float32")
+    if probabilities.shape[-1] == 1:
+        first = (1 - probabilities) * float(weights[0])
+        second = probabilities * float(weights[1])
+        return second / (first + second)
+    weighted = probabilities * weights
+    return weighted / keras.ops.sum(weighted, axis=-1, keepdims=True)
 
 
 @dataclasses.dataclass

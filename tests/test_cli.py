@@ -307,6 +307,23 @@ def test_export_with_all_options(place, capsys):
     assert run_verify(next_commands(printed)[0]) == 0
 
 
+def test_export_with_priors(place, capsys):
+    (place / "priors.txt").write_text("80\n10\n10\n")
+    arguments = "export runs/run --format onnx --priors priors.txt"
+    assert cli.main(arguments.split()) == 0
+    session = onnxruntime.InferenceSession("exports/run.onnx")
+    x, _ = blobs()
+    expected = CheckpointEnsemble.load("runs/run").predict(
+        x, priors=[0.8, 0.1, 0.1], verbose=0
+    )
+    [found] = session.run(["probabilities"], {"input": x})
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    # The file knows its priors.
+    verify, _ = next_commands(capsys.readouterr().out)
+    assert "--priors" not in verify
+    assert run_verify(verify) == 0
+
+
 def test_the_next_command_knows_the_data(place, capsys):
     arguments = "export runs/run --format onnx --precision int8"
     assert cli.main([*arguments.split(), "--data", "data.npz"]) == 0
@@ -461,6 +478,10 @@ def other_data(place):
     np.savez(place / "data.npz", x=np.zeros((9, 5)))
 
 
+def two_priors(place):
+    np.save(place / "priors.npy", [0.5, 0.5])
+
+
 @pytest.mark.parametrize(
     ("arguments", "damage", "message"),
     [
@@ -473,6 +494,18 @@ def other_data(place):
         ),
         ("runs/run --top-k 0", None, r"top_k=0; at least 1"),
         ("runs/run --class-names no.txt", None, r"No such file .*no\.txt"),
+        ("runs/run --priors no.npy", None, r"No such file .*no\.npy"),
+        ("runs/run --priors labels.txt", None, r"labels\.txt holds no priors"),
+        (
+            "runs/run --priors priors.npy",
+            two_priors,
+            r"priors have the shape \(2,\), but there are 3 classes",
+        ),
+        (
+            "runs/run --priors priors.npy --voting hard",
+            two_priors,
+            r"priors are for voting='soft'",
+        ),
         ("runs/run --preprocess no.keras", None, r"no\.keras"),
         ("runs/run --data no.npz", None, r"no\.npz is not an \.npz file"),
         ("runs/run --data data.npz", no_data, r"data\.npz is not an \.npz"),

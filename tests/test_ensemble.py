@@ -143,6 +143,67 @@ def test_stages_are_the_means_of_the_first_members(ensemble, by_hand):
     np.testing.assert_array_equal(stages[-1], ensemble.predict(X, verbose=0))
 
 
+def test_probabilities_are_divided_by_the_priors(ensemble, by_hand):
+    votes, probabilities = by_hand
+    priors = [0.7, 0.2, 0.1]
+    stages = list(ensemble.staged_predict(X, priors=priors, verbose=0))
+    assert len(stages) == 6
+    for num, stage in enumerate(stages, start=1):
+        weighted = mean_by_hand(votes[:num], probabilities[:num]) / priors
+        expected = weighted / weighted.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(stage, expected, rtol=1e-6)
+        assert stage.dtype == np.float32
+    found = ensemble.predict(X, priors=priors, verbose=0)
+    np.testing.assert_array_equal(stages[-1], found)
+    # Counts do as well, and equal ones change nothing.
+    np.testing.assert_allclose(
+        ensemble.predict(X, priors=[70, 20, 10], verbose=0), found, rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        ensemble.predict(X, priors=[5, 5, 5], verbose=0),
+        ensemble.predict(X, verbose=0),
+        rtol=1e-6,
+    )
+
+
+def test_evaluation_with_priors(ensemble):
+    priors = np.array([0.98, 0.01, 0.01])
+    found = ensemble.evaluate(X, Y, priors=priors, verbose=0)
+    probabilities = ensemble.predict(X, priors=priors, verbose=0)
+    assert found["accuracy"] == accuracy_score(Y, probabilities.argmax(axis=1))
+    of_truth = probabilities[np.arange(len(Y)), Y].astype("float64")
+    assert found["negative_log_likelihood"] == pytest.approx(
+        -np.log(of_truth).mean()
+    )
+    assert found != ensemble.evaluate(X, Y, verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"priors": [0.5, 0.5]},
+            r"^priors have the shape \(2,\), but there are 3 classes: give "
+            r"\(3,\), such as class_priors\(labels, num_classes\)\.$",
+        ),
+        ({"priors": [1, 0, 1]}, "^priors must be positive .*; class 1 has 0"),
+        ({"priors": [1, 1, np.nan]}, "^priors must be .*; class 2 has nan"),
+        (
+            {"priors": [1, 1, 1], "voting": "hard"},
+            r"^priors are for voting='soft': they divide probabilities, and "
+            r"voting='hard' counts decisions\. Leave one of the two out\.$",
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "method", ["predict", "staged_predict", "evaluate", "as_model"]
+)
+def test_priors_that_do_not_fit(ensemble, method, options, message):
+    arguments = {"evaluate": (X, Y), "as_model": ()}.get(method, (X,))
+    with pytest.raises(ValueError, match=message):
+        getattr(ensemble, method)(*arguments, **options)
+
+
 def test_members_predict_by_themselves(ensemble, by_hand):
     found = list(ensemble.member_probabilities(X, verbose=0))
     np.testing.assert_allclose(found, by_hand[1], rtol=1e-6)

@@ -16,6 +16,7 @@ from cbnn_keras.export.from_run import (
     default_output,
     export_run,
     load_inputs,
+    load_priors,
     verify_run,
 )
 
@@ -34,6 +35,7 @@ def run(tmp_path_factory):
 def files(tmp_path):
     """What a user would have at hand."""
     (tmp_path / "labels.txt").write_text("rot\ngrün\nblau\n", encoding="utf-8")
+    (tmp_path / "priors.txt").write_text("0.5\n0.25\n2.5e-1\n")
     np.savez(tmp_path / "data.npz", x=X, y=Y)
     pixels = keras.Input((4,), dtype="uint8", name="pixels")
     scaled = keras.layers.Rescaling(4 / 255, offset=-2)(pixels)
@@ -218,6 +220,7 @@ def test_options_are_passed_on(format, run, files, monkeypatch):
         outputs=["class"],
         top_k=4,
         voting="hard",
+        priors=files / "priors.txt",
         class_names=files / "labels.txt",
         preprocess=files / "front.keras",
         data=files / "data.npz",
@@ -227,6 +230,7 @@ def test_options_are_passed_on(format, run, files, monkeypatch):
     assert found == "artefact"
     assert seen.pop("preprocess").input_shape == (None, 4)
     np.testing.assert_array_equal(seen.pop("sample_data"), X)
+    assert seen.pop("priors").tolist() == [0.5, 0.25, 0.25]
     if format != "saved_model":
         more["calibration_data"] = None
     assert seen == {
@@ -335,10 +339,47 @@ def test_a_file_of_labels_alone_has_no_inputs(tmp_path):
 # --- Other files ---
 
 
+def test_priors_of_a_file(run, files):
+    np.save(files / "priors.npy", [2, 1, 1])
+    assert load_priors(files / "priors.npy").tolist() == [2, 1, 1]
+    output = files / "a.onnx"
+    export_run(run, format="onnx", output=output, priors=files / "priors.npy")
+    assert metadata(output)["priors"] == [0.5, 0.25, 0.25]
+    weighted = CheckpointEnsemble.load(run).predict(X, verbose=0) * [1, 2, 2]
+    np.testing.assert_allclose(
+        probabilities(output, X),
+        weighted / weighted.sum(axis=1, keepdims=True),
+        rtol=0,
+        atol=1e-5,
+    )
+    verify_run(output, run)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("priors.txt", b"0.5\nhalf\n"),
+        ("priors.txt", b"\xff\xfe\x00"),
+        ("priors.npy", b"0.5\n0.5\n"),
+        ("priors.npy", b""),
+    ],
+)
+def test_a_file_without_priors_is_named(name, content, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(
+        ValueError,
+        match=rf"(?s)^{path} holds no priors \(.+\)\. Write them with np\.save",
+    ):
+        load_priors(path)
+
+
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
         ({"class_names": "no.txt"}, FileNotFoundError, r"no\.txt"),
+        ({"priors": "no.npy"}, FileNotFoundError, r"no\.npy"),
+        ({"priors": "no.txt"}, FileNotFoundError, r"no\.txt"),
         ({"preprocess": "no.keras"}, ValueError, r"no\.keras"),
         ({"data": "no.npz"}, ValueError, r"no\.npz is not an \.npz file"),
         ({"num_members": 0}, ValueError, r"select\(num=0\): at least 1"),

@@ -190,6 +190,59 @@ def test_hard_voting_of_one_sigmoid():
     )
 
 
+# Division by 1/4, 1/2, 1/4 is multiplication by 1, 1/2, 1, but for a factor
+# that goes with the division by the sum.
+PRIORS = [0.25, 0.5, 0.25]
+THRESHOLDED = {
+    # Sample 0: 0.4375, 0.4625 / 2, 0.1 of 0.76875, ...
+    "probabilities": np.array(
+        [[0.4375, 0.23125, 0.1], [0.1625, 0.31875, 0.2], [0.225, 0.125, 0.525]]
+    )
+    / [[0.76875], [0.68125], [0.875]],
+    "class": [0, 1, 2],
+    "top_k_classes": [[0, 1], [1, 2], [2, 0]],
+    "top_k_probabilities": np.array(
+        [[0.4375, 0.23125], [0.31875, 0.2], [0.525, 0.225]]
+    )
+    / [[0.76875], [0.68125], [0.875]],
+    "members": SOFT["members"],
+    # The second says 1 of sample 0 (0.2, 0.35, 0.1). Of sample 1 the first
+    # (0.2, 0.25, 0.3) and the second (0.3, 0.15, 0.4) say 2 now.
+    "disagreement": [0.25, 0.125 + 0.25, 0.0],
+}
+
+
+def test_outputs_follow_the_priors():
+    ensemble = tables(MEMBERS, VOTES)
+    for priors in (PRIORS, np.array([10, 20, 10])):
+        found = answers(ensemble, priors=priors, top_k=2)
+        assert_answers(found, THRESHOLDED)
+        assert found["probabilities"].dtype == np.float32
+    alone = answers(ensemble.take([10]), priors=PRIORS)
+    # 0.6, 0.3 / 2, 0.1 of 0.85
+    np.testing.assert_allclose(
+        alone["probabilities"][0], np.array([0.6, 0.15, 0.1]) / 0.85, atol=1e-6
+    )
+    assert not alone["disagreement"].any()
+
+
+def test_priors_of_one_sigmoid():
+    ensemble = tables(BINARY, [3.0, 1.0], is_binary=True)
+    # p / (1/4) to (1 - p) / (3/4): 3 p / (1 + 2 p)
+    second = np.array([2.175 / 2.45, 1.35 / 1.9, 1.5 / 2, 0.45 / 1.3])
+    expected = {
+        "probabilities": second[:, None],
+        "class": [1, 1, 1, 0],
+        "top_k_classes": [[1], [1], [1], [0]],
+        "top_k_probabilities": [*second[:3, None], [1 - second[3]]],
+        "members": np.transpose(BINARY, (1, 0, 2)),
+        # More than 1/4 is for class 1: all but 0.2 of sample 0 and 0.1 of 3.
+        "disagreement": [0.25, 0, 0, 0.25],
+    }
+    found = answers(ensemble, priors=[0.75, 0.25], top_k=1)
+    assert_answers(found, expected)
+
+
 def test_ties_go_to_the_lower_class():
     # Of sample 0 both say the same; of sample 1 one says 2, the other 1.
     members = [[[0.5, 0.5, 0], [0.25, 0, 0.75]], [[0.5, 0.5, 0], [0, 0.75, 0]]]
@@ -324,6 +377,9 @@ def test_outputs_come_in_one_order_however_they_are_given(outputs, names):
             r"^Export: 3 class_names, 2 of them different, for 3 classes\.$",
         ),
         ({"class_names": []}, "^Export: 0 class_names"),
+        ({"priors": [1, 1]}, r"^priors have the shape \(2,\), but there are 3"),
+        ({"priors": [1, 0, 1]}, "^priors must be positive .* class 1 has 0"),
+        ({"priors": PRIORS, "voting": "hard"}, "^priors are for voting='soft'"),
         ({"voting": "loud"}, "^voting must be 'soft' or 'hard', not 'loud'"),
     ],
 )
@@ -1013,6 +1069,7 @@ def test_metadata():
         "members": [10, 20, 30],
         "votes": [1.0, 2.0, 5.0],
         "voting": "hard",
+        "priors": None,
         "num_classes": 3,
         "labels": None,
         "outputs": ["top_k", "disagreement"],
@@ -1023,6 +1080,13 @@ def test_metadata():
     assert texts["members"] == "[10, 20, 30]"
     assert texts["labels"] == "null"
     assert texts["voting"] == '"hard"'
+
+
+def test_metadata_hold_the_shares_of_the_classes():
+    for priors in (PRIORS, [1, 2, 1], np.array([10, 20, 10], "uint8")):
+        graph = ServingGraph(tables(MEMBERS, VOTES), priors=priors)
+        assert graph.metadata["priors"] == PRIORS
+        assert metadata_as_text(graph.metadata)["priors"] == str(PRIORS)
 
 
 def test_metadata_of_two_classes():

@@ -1289,6 +1289,62 @@ def test_names_of_shares_are_not_those_that_are_taken():
 
 
 @pytest.mark.parametrize(
+    ("rows", "priors", "expected"),
+    [
+        # 0.475 / 0.5, 0.35 / 0.4, 0.175 / 0.1 is 0.95, 0.875, 1.75: of 3.575
+        (
+            [[0.6, 0.3, 0.1], [0.1, 0.5, 0.4]],
+            [0.5, 0.4, 0.1],
+            [0.95 / 3.575, 0.875 / 3.575, 1.75 / 3.575],
+        ),
+        ([[0.8, 0.2]], [0.8, 0.2], [0.5, 0.5]),
+        # 0.7 * 3/4 + 0.1 / 4 = 0.55: 0.55 / 0.2 to 0.45 / 0.8
+        ([[0.7], [0.1]], [0.8, 0.2], [2.75 / (2.75 + 0.5625)]),
+        ([[0.0]], [0.8, 0.2], [0.0]),
+        ([[1.0]], [0.8, 0.2], [1.0]),
+    ],
+)
+def test_the_mean_is_divided_by_the_priors(rows, priors, expected):
+    # An input may be called like a layer that is only there with priors.
+    names = ["average", "other"][: len(rows)]
+    inputs = [keras.Input((len(rows[0]),), name=name) for name in names]
+    output = merging.combine(
+        inputs,
+        np.array([3.0, 1.0][: len(rows)]),
+        priors=np.array(priors),
+        taken=set(names),
+    )
+    model = keras.Model(inputs, output)
+    found = model([np.array([row], dtype="float32") for row in rows])
+    np.testing.assert_allclose(found, [expected], rtol=1e-6)
+    assert (model.output_names, output.dtype) == (["probabilities"], "float32")
+
+
+@pytest.mark.parametrize("case", ["sequential", "binary", "mixed precision"])
+def test_merged_model_with_priors_predicts_as_the_ensemble(case, tmp_path):
+    ensemble, x = make(case)
+    keras.config.set_dtype_policy("float32")
+    priors = np.array([0.7, 0.3] if "binary" in case else [0.7, 0.2, 0.1])
+    merged = ensemble.as_model(priors=priors)
+    members = np.stack(list(ensemble.member_probabilities(x, verbose=0)))
+    mean = np.average(members.astype("float64"), 0, ensemble.votes)
+    if mean.shape[1] == 1:
+        mean = np.concatenate([1 - mean, mean], axis=1)
+    expected = mean / priors
+    expected /= expected.sum(axis=1, keepdims=True)
+    expected = expected[:, 1:] if "binary" in case else expected
+    compare(merged.predict(x, verbose=0), expected)
+    compare(ensemble.predict(x, priors=priors, verbose=0), expected)
+    assert all(
+        type(operation).__module__.startswith("keras.")
+        for operation in merged.operations
+    )
+    merged.save(tmp_path / "merged.keras")
+    loaded = keras.saving.load_model(tmp_path / "merged.keras")
+    compare(loaded.predict(x, verbose=0), expected)
+
+
+@pytest.mark.parametrize(
     ("row", "expected"),
     [
         ([0.2, 0.7, 0.1], [0, 1, 0]),
@@ -1355,6 +1411,12 @@ def test_saved_model_opens_in_a_process_without_this_package(tmp_path):
         np.savez(name + ".npz", **by_name(CASES[case][1]))
         ensemble.as_model(voting=voting).save(name + ".keras")
         expected[name] = ensemble.predict(x, voting=voting, verbose=0)
+    for case, priors in (("logits", [0.7, 0.2, 0.1]), ("binary", [0.7, 0.3])):
+        ensemble, x = make(case)
+        name = str(tmp_path / f"{case} with priors")
+        np.savez(name + ".npz", **by_name(x))
+        ensemble.as_model(priors=priors).save(name + ".keras")
+        expected[name] = ensemble.predict(x, priors=priors, verbose=0)
     for case in ("nested functional", "normalization", "mask through dropout"):
         build, x, frozen, *_ = SHARED[case]
         members = changed(build(), 3, frozen)

@@ -17,7 +17,7 @@ from helpers import dense_model, memory_ensemble
 from tritonclient.grpc import model_config_pb2
 
 import cbnn_keras
-from cbnn_keras.export import export_onnx, export_triton
+from cbnn_keras.export import export_onnx, export_triton, verify_artefact
 from cbnn_keras.export import onnx as onnx_module
 from cbnn_keras.export import triton as triton_module
 
@@ -111,6 +111,7 @@ def test_the_file_says_what_is_in_it(full):
         "members": [1, 2, 3],
         "votes": [1.0, 2.5, 0.7],
         "voting": "soft",
+        "priors": None,
         "num_classes": 3,
         "labels": ["rot", "grün", "blau"],
         "outputs": ALL,
@@ -124,6 +125,60 @@ def test_the_file_says_what_is_in_it(full):
     session = onnxruntime.InferenceSession(full.path)
     texts = session.get_modelmeta().custom_metadata_map
     assert {k: json.loads(text) for k, text in texts.items()} == expected
+
+
+def test_outputs_follow_the_priors(ensemble, tmp_path):
+    priors = np.array([0.1, 0.6, 0.3])
+    artefact = export_onnx(
+        ensemble, tmp_path / "a.onnx", outputs=ALL, priors=priors, verbose=0
+    )
+    raw = probabilities_of_members(ensemble)
+    members = raw / priors
+    weighted = average(raw) / priors
+    probabilities = weighted / weighted.sum(axis=1, keepdims=True)
+    winners = probabilities.argmax(axis=1)
+    assert (winners != average(raw).argmax(axis=1)).any()
+    against = average(members.argmax(axis=2) != winners)
+    found = run(artefact.path)
+    np.testing.assert_allclose(
+        found["probabilities"], probabilities, rtol=0, atol=1e-5
+    )
+    np.testing.assert_array_equal(found["class"], winners)
+    np.testing.assert_array_equal(found["top_k_classes"][:, 0], winners)
+    np.testing.assert_allclose(
+        found["members"], raw.transpose(1, 0, 2), rtol=0, atol=1e-5
+    )
+    np.testing.assert_allclose(found["disagreement"], against, atol=1e-6)
+    texts = {p.key: p.value for p in onnx.load(artefact.path).metadata_props}
+    assert json.loads(texts["priors"]) == pytest.approx([0.1, 0.6, 0.3])
+    verify_artefact(artefact.path, ensemble, sample_data=X, verbose=0)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_priors_of_one_sigmoid(precision, tmp_path):
+    inputs = keras.Input((4,), name="input")
+    outputs = layers.Dense(1, activation="sigmoid")(inputs)
+    model = keras.Model(inputs, outputs)
+    ensemble = memory_ensemble(model, VOTES, is_binary=True)
+    mean = average(list(ensemble.member_probabilities(X, verbose=0)))
+    # One in a hundred thousand is more than half precision can divide by.
+    for priors in ([0.9, 0.1], [0.99999, 0.00001]):
+        first, second = (1 - mean) / priors[0], mean / priors[1]
+        path = tmp_path / "a.onnx"
+        export_onnx(
+            ensemble,
+            path,
+            priors=priors,
+            precision=precision,
+            tolerance=0.05,
+            verbose=0,
+        )
+        np.testing.assert_allclose(
+            run(path)["probabilities"],
+            second / (first + second),
+            rtol=0,
+            atol=1e-4 if precision == "float32" else 0.05,
+        )
 
 
 @pytest.mark.parametrize("batch", [1, 2, 40])

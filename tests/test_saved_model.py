@@ -20,7 +20,15 @@ from google.protobuf import text_format
 from helpers import blobs, dense_model, header, memory_ensemble, text_model
 from tensorflow_serving.apis import prediction_log_pb2
 from tensorflow_serving.config import model_server_config_pb2
-from test_graph import ALL, MEMBERS, SOFT, VOTES, tables
+from test_graph import (
+    ALL,
+    MEMBERS,
+    PRIORS,
+    SOFT,
+    THRESHOLDED,
+    VOTES,
+    tables,
+)
 
 from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.export import export_saved_model, saved_model
@@ -127,6 +135,25 @@ def test_endpoints_answer_what_was_worked_out(known):
     assert empty["members"].shape == (0, 3, 3)
 
 
+def test_endpoints_follow_the_priors(tmp_path):
+    ensemble = tables(MEMBERS, VOTES)
+    artefact = export_saved_model(
+        ensemble,
+        tmp_path / "model",
+        outputs=ALL,
+        top_k=2,
+        priors=PRIORS,
+        verbose=0,
+    )
+    samples = np.arange(3, dtype="int32")
+    found = serve(artefact.path, "serving_default", sample=samples)
+    assert found.keys() == THRESHOLDED.keys()
+    for name, values in THRESHOLDED.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-6, err_msg=name)
+    path = artefact.path / "assets.extra" / "cbnn_keras.json"
+    assert json.loads(path.read_text())["priors"] == PRIORS
+
+
 def test_metadata_are_in_it(known):
     path = known.path / "assets.extra" / "cbnn_keras.json"
     assert json.loads(path.read_text()) == {
@@ -134,6 +161,7 @@ def test_metadata_are_in_it(known):
         "members": [10, 20, 30],
         "votes": [1.0, 2.0, 5.0],
         "voting": "soft",
+        "priors": None,
         "num_classes": 3,
         "labels": ["a", "b", "ü"],
         "outputs": ALL,

@@ -1,5 +1,6 @@
 """Tests of the comparison of artefacts with the Keras ensemble."""
 
+import json
 import re
 import shutil
 
@@ -299,6 +300,16 @@ def test_disagreement_about_an_unclear_member_is_allowed():
         )
 
 
+def test_a_member_that_priors_make_unclear_is_allowed_to_change():
+    # 0.6 / 0.6 to 0.4 / 0.4: nobody can tell what the first member says.
+    graph = graph_of([[[0.6, 0.4]], [[0.8, 0.2]]], priors=[0.6, 0.4])
+    change = other("disagreement", off_by(0.25))
+    assert compare(Faulty(graph, change), graph, FLOAT32).agreement == 0.0
+    graph = graph_of([[[0.6, 0.4]], [[0.8, 0.2]]])
+    with pytest.raises(ValueError, match=NO_MATCH):
+        compare(Faulty(graph, change), graph, FLOAT32)
+
+
 def test_outputs_can_be_chosen(graph):
     runtime = Faulty(graph, other("probabilities", off_by(1.0)))
     compare(runtime, graph, FLOAT32, outputs=["members", "class"])
@@ -449,6 +460,34 @@ def test_artefact_of_fewer_members_matches(ensemble, artefact, capsys):
     assert parity.max_difference <= 1e-5
     assert (parity.agreement, parity.num_samples) == (1.0, 10)
     assert capsys.readouterr().out == f"{artefact} matches: {parity}.\n"
+
+
+def test_artefact_with_priors(ensemble, tmp_path):
+    path = export_saved_model(
+        ensemble, tmp_path / "a", outputs=ALL, priors=[6, 3, 1], verbose=0
+    ).path
+    parity = verify_artefact(path, ensemble, sample_data=X, verbose=0)
+    assert parity.agreement == 1.0
+    # What it says of itself is what it is compared with.
+    file = path / "assets.extra" / "cbnn_keras.json"
+    metadata = json.loads(file.read_text())
+    assert metadata["priors"] == [0.6, 0.3, 0.1]
+    for priors in ([0.6, 0.1, 0.3], [0.61, 0.29, 0.1], None):
+        file.write_text(json.dumps(metadata | {"priors": priors}))
+        with pytest.raises(ValueError, match=NO_MATCH):
+            verify_artefact(path, ensemble, sample_data=X, verbose=0)
+    file.write_text(json.dumps(metadata | {"priors": [0.6, 0.4]}))
+    with pytest.raises(ValueError, match=r"priors have the shape \(2,\)"):
+        verify_artefact(path, ensemble)
+
+
+def test_artefact_from_before_there_were_priors(ensemble, artefact, tmp_path):
+    copy = shutil.copytree(artefact, tmp_path / "1")
+    file = copy / "assets.extra" / "cbnn_keras.json"
+    metadata = json.loads(file.read_text())
+    assert metadata.pop("priors") is None
+    file.write_text(json.dumps(metadata))
+    verify_artefact(copy, ensemble, verbose=0)
 
 
 def test_artefact_is_given_by_the_folder_above_too(ensemble, artefact, capsys):

@@ -28,6 +28,7 @@ def export_run(
     outputs: Sequence[str] = ("probabilities",),
     top_k: int = 5,
     voting: str = "soft",
+    priors: pathlib.Path | None = None,
     class_names: pathlib.Path | None = None,
     preprocess: pathlib.Path | None = None,
     data: pathlib.Path | None = None,
@@ -45,6 +46,8 @@ def export_run(
         outputs: See `ServingOptions`, as well as the next two.
         top_k: How many classes.
         voting: How members are combined.
+        priors: An `.npy` file with the share of each class in training, or a
+            text file with one in each line.
         class_names: A text file with the name of a class in each line.
         preprocess: A `.keras` file.
         data: An `.npz` file with `x`, or with an array for each input.
@@ -58,6 +61,7 @@ def export_run(
         "outputs": outputs,
         "top_k": top_k,
         "voting": voting,
+        "priors": None if priors is None else load_priors(priors),
         "class_names": _read_lines(class_names),
         "preprocess": _load_layers(preprocess),
         "sample_data": samples,
@@ -127,6 +131,24 @@ def load_inputs(path: pathlib.Path) -> Any:
     if not arrays:
         raise ValueError(f"{path} holds no array `x`.")
     return arrays["x"] if set(arrays) == {"x"} else arrays
+
+
+def load_priors(path: pathlib.Path) -> np.ndarray:
+    """Numbers of an `.npy` file, or of a text file, one in each line.
+
+    Raises:
+        ValueError: If the file is no such file.
+    """
+    try:
+        if path.suffix != ".npy":
+            return np.array([float(text) for text in path.read_text().split()])
+        with path.open("rb") as opened:
+            return np.lib.format.read_array(opened, allow_pickle=False)
+    except (EOFError, ValueError) as error:
+        raise ValueError(
+            f"{path} holds no priors ({error}). Write them with np.save("
+            "'priors.npy', class_priors(labels)), or one number a line."
+        ) from error
 
 
 def _read_lines(path: pathlib.Path | None) -> list[str] | None:

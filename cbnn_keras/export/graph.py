@@ -12,9 +12,14 @@ from typing import Any, TypedDict
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
-from cbnn_keras import boosting, merging
-from cbnn_keras.ensemble import CheckpointEnsemble, check_voting
+from cbnn_keras import boosting, imbalance, merging
+from cbnn_keras.ensemble import (
+    CheckpointEnsemble,
+    check_voting,
+    checked_priors,
+)
 from cbnn_keras.export import samples
 from cbnn_keras.version import __version__
 
@@ -43,6 +48,10 @@ class ServingOptions(TypedDict, total=False):
             another shape or dtype than the model's.
         voting: `"soft"` (default) or `"hard"`, see
             `CheckpointEnsemble.predict`.
+        priors: Likewise; kept in the artefact's metadata. All outputs follow
+            the probabilities that were divided by them, and a member votes in
+            `"disagreement"` for the class that it would then predict; only
+            `"members"` are what the members themselves say.
         sample_data: Real inputs, in the structure that clients send, to verify
             with; a few are kept in a SavedModel as warm-up requests. Made up
             from what the model's layers expect by default.
@@ -57,6 +66,7 @@ class ServingOptions(TypedDict, total=False):
     preprocess: keras.layers.Layer | None
     inputs: Any
     voting: str
+    priors: ArrayLike | None
     sample_data: Any
     tolerance: float | None
 
@@ -85,6 +95,7 @@ class ServingGraph:
         preprocess: keras.layers.Layer | None = None,
         inputs: Any = None,
         voting: str = "soft",
+        priors: ArrayLike | None = None,
         sample_data: Any = None,
         tolerance: float | None = None,
     ) -> None:
@@ -95,6 +106,7 @@ class ServingGraph:
         self._class_names = _checked_class_names(class_names, num_classes)
         self._preprocess = preprocess
         self._voting = voting
+        self._priors = checked_priors(priors, voting, ensemble.classifier)
         self._ensemble = ensemble.in_float32()
         members = self._ensemble.member_models()
         self._inputs = _checked_inputs(inputs, preprocess, members[0])
@@ -104,7 +116,12 @@ class ServingGraph:
         self.output_names = _flat_names(self.outputs)
         self._check_names()
         self.model = _build_model(
-            members, self._ensemble, preprocess, self._inputs, voting
+            members,
+            self._ensemble,
+            preprocess,
+            self._inputs,
+            voting,
+            self._priors,
         )
         self.tolerance = tolerance
         self._sample_data = self._arrays(sample_data)
@@ -114,6 +131,7 @@ class ServingGraph:
             "members": [int(member["step"]) for member in ensemble.members],
             "votes": [float(vote) for vote in ensemble.votes],
             "voting": voting,
+            "priors": None if self._priors is None else self._priors.tolist(),
             "num_classes": num_classes,
             "labels": self._class_names,
             "outputs": list(self.outputs),
@@ -166,7 +184,8 @@ class ServingGraph:
         if "members" in chosen:
             found["members"] = members
         if "disagreement" in chosen:
-            agrees = tf.equal(_winners(members), winners[:, tf.newaxis])
+            choices = _winners(merging.threshold(members, self._priors))
+            agrees = tf.equal(choices, winners[:, tf.newaxis])
             shares = self._ensemble.votes / self._ensemble.votes.sum()
             against = tf.where(agrees, 0.0, shares.astype(np.float32))
             found["disagreement"] = tf.reduce_sum(against, axis=1)
@@ -184,8 +203,9 @@ class ServingGraph:
             inputs: One array for each input.
 
         Returns:
-            All outputs that a graph can have, classes by number, and
-            `columns`: the probabilities of all classes, also of two.
+            All outputs that a graph can have, classes by number, `columns`:
+            the probabilities of all classes, also of two, and `choices`: those
+            that the members vote by.
         """
         structure = keras.tree.pack_sequence_as(
             self._inputs, [tf.constant(a) for a in inputs.values()]
@@ -201,7 +221,11 @@ class ServingGraph:
             if self._voting == "hard"
             else members
         )
+        choices = members
         probabilities = boosting.combine_probabilities(opinions, votes)
+        if self._priors is not None:
+            choices = imbalance.threshold(members, self._priors)
+            probabilities = imbalance.threshold(probabilities, self._priors)
         winners = boosting.predicted_classes(probabilities)
         columns = probabilities
         if columns.shape[1] == 1:
@@ -214,7 +238,8 @@ class ServingGraph:
             "top_k_classes": best,
             "top_k_probabilities": np.take_along_axis(columns, best, axis=1),
             "members": members.transpose(1, 0, 2),
-            "disagreement": boosting.disagreement(members, votes, winners),
+            "choices": choices.transpose(1, 0, 2),
+            "disagreement": boosting.disagreement(choices, votes, winners),
         }
 
     def class_numbers(self, classes: np.ndarray) -> np.ndarray:
@@ -346,6 +371,7 @@ def _build_model(
     preprocess: keras.layers.Layer | None,
     inputs: Any,
     voting: str,
+    priors: np.ndarray | None,
 ) -> keras.Model:
     # With names that no layer has; what clients see are the `input_specs`.
     tensors = [
@@ -365,7 +391,7 @@ def _build_model(
         tensors,
         {
             "probabilities": merging.combine(
-                outputs, ensemble.votes, voting=voting
+                outputs, ensemble.votes, voting=voting, priors=priors
             ),
             "members": keras.ops.stack(
                 [keras.ops.cast(output, "float32") for output in outputs],

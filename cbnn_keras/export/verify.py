@@ -115,6 +115,7 @@ def verify_artefact(
         preprocess=preprocess,
         inputs=inputs,
         voting=metadata["voting"],
+        priors=metadata.get("priors"),  # older exports lack it
         sample_data=sample_data,
         tolerance=tolerance,
     )
@@ -276,7 +277,7 @@ def _is_clear(
 ) -> np.ndarray:
     is_clear = _margins(expected["probabilities"]) > margin
     if "disagreement" in found:
-        is_clear &= (_margins(expected["members"]) > margin).all(axis=1)
+        is_clear &= (_margins(expected["choices"]) > margin).all(axis=1)
     return is_clear
 
 
