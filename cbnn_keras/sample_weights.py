@@ -126,6 +126,8 @@ class SampleWeights:
     def attach_index(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """`(x, y)` examples -> `(index, x, y)`; see `CBNNCallback`."""
         indexed = dataset.enumerate().map(lambda index, xy: (index, *xy))
+        # Options hold for the whole pipeline that grows out of this.
+        indexed = indexed.with_options(_without_injected_prefetch())
         _live[indexed] = self
         return indexed
 
@@ -148,9 +150,7 @@ class SampleWeights:
             .map(self._weigh)
             .apply(tf.data.experimental.assert_cardinality(self.num_batches))
         )
-        options = tf.data.Options()
-        # A prefetch after the lookup would hold stale weights.
-        options.experimental_optimization.inject_prefetch = False
+        options = _without_injected_prefetch()
         options.deterministic = True
         # There is nothing to share out among machines; TensorFlow would warn.
         options.experimental_distribute.auto_shard_policy = (
@@ -192,6 +192,13 @@ class SampleWeights:
 
     def _mean_one(self) -> np.ndarray:
         return (self.num_samples * self.distribution).astype(np.float32)
+
+
+def _without_injected_prefetch() -> tf.data.Options:
+    """TensorFlow would add a prefetch after the lookup: stale weights."""
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return options
 
 
 # The pipelines in use: an entry lives as long as its dataset does.
@@ -245,7 +252,7 @@ def claim_sample_weights(owner: object) -> SampleWeights:
     for found in groups:
         if len(found) > 1:
             raise ValueError(
-                f"CBNNCallback: there are {len(found)} pipelines made by "
+                f"There are {len(found)} pipelines made by "
                 "`weighted`, and any could be meant. Use one callback for "
                 "each, or `del` what is no longer needed. " + EXPLICIT_FORM
             )
@@ -253,7 +260,7 @@ def claim_sample_weights(owner: object) -> SampleWeights:
             found[0].owner = owner
             return found[0]
     raise ValueError(
-        "CBNNCallback: `fit` was given no pipeline made by `weighted`, or one "
+        "`fit` was given no pipeline made by `weighted`, or one "
         "that belongs to another callback; plain arrays carry no weights that "
         "a callback could change. " + EXPLICIT_FORM
     )

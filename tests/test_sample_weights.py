@@ -2,6 +2,7 @@
 
 import gc
 import json
+import time
 
 import keras
 import numpy as np
@@ -346,6 +347,23 @@ def test_lookups_are_counted_in_batches():
     assert weights.num_lookups == 6
     next(iter(train))
     assert weights.num_lookups == 7  # nothing runs ahead
+
+
+def test_no_batch_of_an_own_pipeline_has_old_weights():
+    # TensorFlow used to add a prefetch of its own behind the lookup.
+    weights = SampleWeights(60)
+    examples = tf.data.Dataset.range(60).map(lambda i: (i, i))
+    train = (
+        weights.attach_index(examples)
+        .batch(2)
+        .prefetch(tf.data.AUTOTUNE)
+        .map(lambda index, x, y: weights.look_up(index))
+    )
+    for number, weight in enumerate(train, start=1):
+        if number > 1:
+            assert weight.numpy().tolist() == [number, number]
+        time.sleep(0.01)  # as long as a step, for what would run ahead
+        weights.variable.assign(np.full(60, number + 1.0))
 
 
 def test_attach_index_numbers_the_samples():
