@@ -1,7 +1,11 @@
-"""When things happen: the steps at which CBNN takes a checkpoint.
+"""When things happen: checkpoints and learning rates by training step.
 
-Pure functions of integers. "Step" is one training iteration, counted from 1.
+Pure functions of numbers: CBNN's checkpoints, the learning rate of the paper's
+experiments, and the cycles of the methods that it is compared with. "Step" is
+one training iteration, counted from 1.
 """
+
+import math
 
 
 def checkpoint_interval(total_steps: int, num_checkpoints: int) -> int:
@@ -52,3 +56,195 @@ def checkpoint_steps(total_steps: int, interval: int) -> list[int]:
     last = total_steps - interval
     early = range(interval, last, interval)
     return [*early, *([last] if last else []), total_steps]
+
+
+def decayed_rate(
+    step: int,
+    steps_per_epoch: int,
+    *,
+    initial: float = 0.05,
+    factor: float = 0.96,
+    epochs_per_drop: float = 2.0,
+    warmup_epochs: float = 5.0,
+) -> float:
+    """Learning rate of the paper's single model and of CBNN (section 5.1).
+
+    initial * factor^floor(epoch / epochs_per_drop), where epoch =
+    (step - 1) / steps_per_epoch; while it warms up, times the share of the
+    warm-up that is over after this step. The paper's "drops by 96 % every two
+    epochs" is read as: times 0.96.
+
+    Args:
+        step: From 1.
+        steps_per_epoch: Iterations of an epoch.
+        initial: The rate that the warm-up leads to.
+        factor: What each drop multiplies the rate by.
+        epochs_per_drop: Epochs between drops, not necessarily whole.
+        warmup_epochs: Epochs over which the rate grows linearly from 0.
+
+    Example:
+
+    >>> round(decayed_rate(501, steps_per_epoch=100), 8)  # after 5 epochs
+    0.04608
+    >>> round(decayed_rate(1, steps_per_epoch=100), 8)  # 1/500 of the way
+    0.0001
+    """
+    epoch = (step - 1) / steps_per_epoch
+    # Rounding must not put the first step of an epoch before its drop.
+    num_drops = math.floor(epoch / epochs_per_drop + 1e-9)
+    warmup_steps = warmup_epochs * steps_per_epoch
+    share = 1.0 if step >= warmup_steps else step / warmup_steps
+    return initial * factor**num_drops * share
+
+
+def cyclic_cosine_rate(
+    step: int, total_steps: int, num_cycles: int, highest: float
+) -> float:
+    """Learning rate of a Snapshot Ensemble (Huang et al. 2017, eq. 2).
+
+    a0/2 * (cos(pi * mod(i - 1, C) / C) + 1), C = ceil(T / M).
+
+    Args:
+        step: i, from 1.
+        total_steps: T.
+        num_cycles: M.
+        highest: a0, the rate at the start of each cycle.
+
+    Example:
+
+    >>> [round(cyclic_cosine_rate(i, 8, 2, 0.2), 4) for i in range(1, 7)]
+    [0.2, 0.1707, 0.1, 0.0293, 0.2, 0.1707]
+    """
+    cycle = checkpoint_interval(total_steps, num_cycles)
+    position = (step - 1) % cycle / cycle
+    return highest / 2 * (math.cos(math.pi * position) + 1)
+
+
+def cycle_ends(total_steps: int, num_cycles: int) -> list[int]:
+    """Last steps of the cycles of `cyclic_cosine_rate`.
+
+    Where T is not a multiple of M, the last cycle is shorter than ceil(T / M),
+    and there may be fewer than M.
+
+    Example:
+
+    >>> cycle_ends(total_steps=12, num_cycles=3)
+    [4, 8, 12]
+    >>> cycle_ends(total_steps=10, num_cycles=4)
+    [3, 6, 9, 10]
+    """
+    cycle = checkpoint_interval(total_steps, num_cycles)
+    return [*range(cycle, total_steps, cycle), total_steps]
+
+
+def triangular_rate(
+    step: int, cycle: int, highest: float, lowest: float
+) -> float:
+    """Learning rate of a Fast Geometric Ensemble (Garipov et al. 2018).
+
+    With t = mod(i - 1, c) / c: a1 * (1 - 2t) + a2 * 2t in the first half of a
+    cycle, and back in the second.
+
+    Args:
+        step: i, from 1, counted from where the cycles begin.
+        cycle: c, in steps.
+        highest: a1, at the start of a cycle.
+        lowest: a2, in the middle of it.
+
+    Example:
+
+    >>> [round(triangular_rate(i, 4, 0.05, 0.01), 4) for i in range(1, 6)]
+    [0.05, 0.03, 0.01, 0.03, 0.05]
+    """
+    position = (step - 1) % cycle / cycle
+    share = 2 * position if position < 0.5 else 2 - 2 * position
+    return highest * (1 - share) + lowest * share
+
+
+def geometric_cycle(
+    total_steps: int, num_checkpoints: int, first_part: float
+) -> int:
+    """Length of a cycle, in steps, with which FGE fills the rest of a run.
+
+    Between the end of the first part and T there are n - 2 whole cycles and a
+    half one, which ends in the middle of its cycle, at T: the longest even
+    cycle with which that is possible.
+
+    Args:
+        total_steps: T.
+        num_checkpoints: n, the model before the cycles included; at least 2.
+        first_part: The share of T that comes before the cycles, at least.
+
+    Raises:
+        ValueError: If there are too few steps.
+
+    Example:
+
+    >>> geometric_cycle(total_steps=1000, num_checkpoints=6, first_part=0.8)
+    44
+    """
+    num_halves = 2 * num_checkpoints - 3
+    # Without the rounding, 1000 * (1 - 0.8) would be a little less than 200.
+    num_steps = math.floor(round(total_steps * (1 - first_part), 6))
+    half = num_steps // num_halves
+    if half < 1:
+        raise ValueError(
+            f"{num_steps} steps after the first part are too few for "
+            f"{num_checkpoints - 1} cycles: train for longer, take fewer "
+            "checkpoints, or begin the cycles earlier."
+        )
+    return 2 * half
+
+
+def geometric_steps(
+    total_steps: int, num_checkpoints: int, cycle: int
+) -> list[int]:
+    """Steps at which FGE takes a member: before the cycles and amid each.
+
+    The last one is T, so the cycles begin (2n - 3) half cycles before it, right
+    after the first of these steps.
+
+    Args:
+        total_steps: T.
+        num_checkpoints: n, at least 2.
+        cycle: In steps, even.
+
+    Raises:
+        ValueError: If the cycle is odd or the run too short for so many.
+
+    Example:
+
+    >>> geometric_steps(total_steps=1000, num_checkpoints=6, cycle=44)
+    [802, 824, 868, 912, 956, 1000]
+    """
+    if cycle < 2 or cycle % 2:
+        raise ValueError(
+            f"A cycle of {cycle} steps has no middle: make it even and at "
+            "least 2."
+        )
+    first = total_steps - (2 * num_checkpoints - 3) * (cycle // 2)
+    if first < 1:
+        raise ValueError(
+            f"{num_checkpoints - 1} cycles of {cycle} steps do not fit into "
+            f"{total_steps} steps: train for longer, or take shorter or fewer "
+            "cycles."
+        )
+    return [first, *range(first + cycle // 2, total_steps + 1, cycle)]
+
+
+def last_steps(total_steps: int, num: int, spacing: int) -> list[int]:
+    """The last `num` of the steps that are `spacing` apart and end at T.
+
+    Fewer where the run is shorter.
+
+    Example:
+
+    >>> last_steps(total_steps=100, num=3, spacing=10)
+    [80, 90, 100]
+    >>> last_steps(total_steps=25, num=4, spacing=10)
+    [5, 15, 25]
+    """
+    first = max(
+        total_steps - (num - 1) * spacing, (total_steps - 1) % spacing + 1
+    )
+    return list(range(first, total_steps + 1, spacing))
