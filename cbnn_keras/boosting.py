@@ -270,6 +270,14 @@ class Stage:
     is_final: bool
 
 
+# The settings of a `Booster` that leaves weights alone and counts heads.
+EQUAL_VOTES = {
+    "deviation_rate": 0.0,
+    "expected_error": 0.05,
+    "equal_votes": True,
+}
+
+
 class Booster:
     """The state of boosting: sample weights, votes, bound.
 
@@ -282,6 +290,10 @@ class Booster:
         num_classes: k.
         deviation_rate: eta.
         expected_error: Error expected of the final model; gives lambda_0.
+        equal_votes: Whether every checkpoint is a member with a vote of 1 and
+            the weights stay as they are: no boosting, a plain average.
+        updates_from_first: Whether each update begins from the first round's
+            omega instead of the last one's (Snapshot Boosting).
 
     Example:
 
@@ -297,6 +309,9 @@ class Booster:
         num_classes: int,
         deviation_rate: float = 0.01,
         expected_error: float = 0.05,
+        *,
+        equal_votes: bool = False,
+        updates_from_first: bool = False,
     ) -> None:
         self.weights = distribution
         self.votes: list[float] = []
@@ -305,6 +320,8 @@ class Booster:
         self._num_classes = num_classes
         self._deviation_rate = deviation_rate
         self._reserved_vote = stage_vote(expected_error, num_classes)
+        self._equal_votes = equal_votes
+        self._updates_from_first = updates_from_first
         self._true_class_votes = np.zeros_like(distribution)
 
     def may_continue(self) -> bool:
@@ -326,12 +343,19 @@ class Booster:
             max(error, smallest / 2), self._num_classes
         )
         vote, normaliser = 0.0, 1.0
-        if is_member:
+        if self._equal_votes:
+            is_member, vote = True, 1.0
+        elif is_member:
             vote = stage_vote(error, self._num_classes, smallest)
             normaliser = stage_normaliser(error, vote, self._deviation_rate)
             if not is_final:
+                start = (
+                    self._first_weights
+                    if self._updates_from_first
+                    else self.weights
+                )
                 self.weights = update_weights(
-                    self.weights, correct, vote, self._deviation_rate
+                    start, correct, vote, self._deviation_rate
                 )
         elif is_final and not self.votes:
             is_member, vote = True, 1.0

@@ -53,14 +53,14 @@ def describe_classifier(
     outputs = model(inputs, training=False)
     if tf.nest.is_nested(outputs) and len(tf.nest.flatten(outputs)) > 1:
         raise ValueError(
-            "CBNNCallback boosts one classification output; the model has "
+            "An ensemble has one classification output; the model has "
             f"{len(tf.nest.flatten(outputs))}. Train `keras.Model(inputs, "
             "the_one_output)` instead."
         )
     if tf.nest.is_nested(outputs) or len(outputs.shape) != 2:
         found = "a structure" if tf.nest.is_nested(outputs) else outputs.shape
         raise ValueError(
-            "CBNNCallback needs a model whose output is one row of class "
+            "The callback needs a model whose output is one row of class "
             f"scores a sample, shape (batch, k); the output is {found}."
         )
     num_outputs = int(outputs.shape[-1])
@@ -72,7 +72,7 @@ def describe_classifier(
     )
     if is_regression:
         raise ValueError(
-            f"CBNNCallback: the model is compiled with {_loss_name(model)!r} "
+            f"The model is compiled with {_loss_name(model)!r} "
             "and has one output, which is regression. CBNN is for "
             "classification: compile a binary classifier with "
             "'binary_crossentropy'."
@@ -106,17 +106,17 @@ def _read_from_logits(model: keras.Model) -> bool:
     by_activation = _LOGITS_BY_ACTIVATION.get(_last_activation(model))
     if by_loss is None and by_activation is None:
         raise ValueError(
-            "CBNNCallback cannot tell whether the model ends in logits or in "
+            "The callback cannot tell whether the model ends in logits or in "
             f"probabilities: neither its loss ({_loss_name(model)!r}) nor its "
             "last layer says so. Pass `from_logits=True` or "
-            "`from_logits=False` to CBNNCallback."
+            "`from_logits=False` to the callback."
         )
     if None not in (by_loss, by_activation) and by_loss != by_activation:
         raise ValueError(
-            "CBNNCallback: the loss is computed with "
+            "The loss is computed with "
             f"from_logits={by_loss}, but the last activation is "
             f"{_last_activation(model)!r}. One of them is probably a mistake; "
-            "if not, pass `from_logits=` to CBNNCallback."
+            "if not, pass `from_logits=` to the callback."
         )
     return bool(by_activation if by_loss is None else by_loss)
 

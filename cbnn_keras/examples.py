@@ -57,6 +57,24 @@ class Examples(abc.ABC):
     def inputs(self, batch_size: int) -> Iterator[Any]:
         """Batches of x, un-augmented, in the order of the index."""
 
+    def shuffled_inputs(
+        self, batch_size: int, shuffle: bool | int
+    ) -> Iterator[Any]:
+        """Batches of x, un-augmented, in an order that is always the same.
+
+        Args:
+            batch_size: Samples per batch; the last one may be smaller.
+            shuffle: As in `training_batches`.
+        """
+        batches = self.training_batches(
+            lambda: tf.constant([0, 0], tf.int64),
+            batch_size=batch_size,
+            shuffle=shuffle,
+            augment=None,
+        )
+        for _, x, _ in batches.prefetch(tf.data.AUTOTUNE):
+            yield x
+
     @abc.abstractmethod
     def labels(self, track: Track = untracked) -> np.ndarray:
         """All y in the order of the index."""

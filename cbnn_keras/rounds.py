@@ -13,7 +13,7 @@ from cbnn_keras import boosting, replicas, training_state
 from cbnn_keras.classifier import Scorer
 from cbnn_keras.console import Reporter
 from cbnn_keras.ensemble import CheckpointEnsemble
-from cbnn_keras.run import Record, Run
+from cbnn_keras.run import Notes, Record, Run
 from cbnn_keras.task import Task, is_loss_scaled
 from cbnn_keras.validation import EnsembleValidation
 
@@ -41,6 +41,7 @@ class Rounds:
         self._reporter = reporter
         self._scorer = Scorer(task.model, task.classifier)
         self._said: set[str] = set()
+        self._title = run.header["method"].upper()
         self._booster = run.replay()
         task.weights.assign(self._booster.weights)
         if validation is not None and run.members:
@@ -83,10 +84,10 @@ class Rounds:
         self._booster = self.run.replay()
         self._task.weights.assign(self._booster.weights)
 
-    def save_state(self, step: int, epoch: int) -> None:
+    def save_state(self, step: int, epoch: int, notes: Notes) -> None:
         """Keeps what training would go on from after that epoch."""
         try:
-            self.run.save_state(self._task.model, step, epoch + 1)
+            self.run.save_state(self._task.model, step, epoch + 1, notes)
         except FloatingPointError:
             raise _diverged("weights", step, epoch, self._advice()) from None
 
@@ -151,37 +152,50 @@ class Rounds:
             num = len(self.run.members)
             text = (
                 f"{error}, vote {record['vote']:.3f}, "
-                f"{num} member{'s' if num > 1 else ''}, "
-                f"bound {record['bound']:.4f}"
+                f"{num} member{'s' if num > 1 else ''}"
             )
+            if self._has_bound:
+                text += f", bound {record['bound']:.4f}"
         else:
             text = f"{error} is no better than chance: not a member"
         self._reporter.line(
-            f"CBNN: step {record['step']}, epoch {record['epoch'] + 1}: {text}",
+            f"{self._title}: step {record['step']}, epoch "
+            f"{record['epoch'] + 1}: {text}",
             during_epoch=True,
         )
         if not boosting.is_better_than_chance(
             record["error"], self._task.classifier.num_classes
         ):
             self._warn_of_chance(record)
-        if not record["within_budget"]:
+        if self._has_bound and not record["within_budget"]:
             self._say_once(
                 "the votes now sum to more than 1/deviation_rate, so the bound "
                 "on the exponential loss no longer holds (theorem 1). This is "
                 "recorded; predictions are fine."
             )
 
+    @property
+    def _has_bound(self) -> bool:
+        """Whether theorem 1 speaks of this method: CBNN's own updates."""
+        settings = self.run.header["settings"]
+        return not (
+            settings.get("equal_votes") or settings.get("updates_from_first")
+        )
+
     def _warn_of_chance(self, record: Record) -> None:
         if "chance" in self._said:
             return
         self._said.add("chance")
-        outcome = (
-            "No checkpoint was, so the ensemble is the final model alone."
-            if record["is_member"]
-            else "It is not a member, and no weight was changed."
-        )
+        if self.run.header["settings"].get("equal_votes"):
+            outcome = "It is a member all the same."
+        elif record["is_member"]:
+            outcome = (
+                "No checkpoint was, so the ensemble is the final model alone."
+            )
+        else:
+            outcome = "It is not a member, and no weight was changed."
         warnings.warn(
-            f"CBNNCallback: at step {record['step']} the model was no better "
+            f"At step {record['step']} the model was no better "
             f"than chance on the training set (error {record['error']:.4f} "
             f"with {self._task.classifier.num_classes} classes). {outcome} "
             "Train for longer, or check labels and learning rate.",
@@ -191,12 +205,12 @@ class Rounds:
     def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            self._reporter.line(f"CBNN: {text}", during_epoch=True)
+            self._reporter.line(f"{self._title}: {text}", during_epoch=True)
 
 
 def _diverged(what: str, step: int, epoch: int, advice: str) -> ValueError:
     return ValueError(
-        f"CBNNCallback: the model's {what} are not finite (NaN or infinite) at "
+        f"The model's {what} are not finite (NaN or infinite) at "
         f"step {step}, epoch {epoch + 1}. Training has diverged; lower the "
         "learning rate or clip the gradients, and look for NaN in the data."
         f"{advice} The members saved so far are intact."

@@ -12,6 +12,7 @@ import numpy as np
 from cbnn_keras import boosting
 
 Record = dict[str, Any]
+Notes = dict[str, np.ndarray]
 
 
 class Run(abc.ABC):
@@ -44,11 +45,14 @@ class Run(abc.ABC):
         """
         num_samples = self.header["num_samples"]
         base = self.base
+        settings = self.header["settings"]
         booster = boosting.Booster(
             np.full(num_samples, 1 / num_samples) if base is None else base,
             self.header["num_classes"],
-            self.header["settings"]["deviation_rate"],
-            self.header["settings"]["expected_error"],
+            settings["deviation_rate"],
+            settings["expected_error"],
+            equal_votes=settings.get("equal_votes", False),
+            updates_from_first=settings.get("updates_from_first", False),
         )
         for record in self.rounds[:num_rounds]:
             booster.add(
@@ -75,8 +79,21 @@ class Run(abc.ABC):
         """The room a member takes."""
 
     @abc.abstractmethod
-    def save_state(self, model: keras.Model, step: int, epoch: int) -> None:
-        """Keeps what training would go on from."""
+    def save_state(
+        self,
+        model: keras.Model,
+        step: int,
+        epoch: int,
+        notes: Notes | None = None,
+    ) -> None:
+        """Keeps what training would go on from.
+
+        Args:
+            model: Its variables and those of its optimizer.
+            step: How many steps were made.
+            epoch: The next one.
+            notes: What the method itself has to remember.
+        """
 
     @abc.abstractmethod
     def finish(self) -> None:
@@ -127,7 +144,13 @@ class MemoryRun(Run):
     def member_bytes(self, step: int) -> int:
         return sum(w.nbytes for w in self._weights[step])
 
-    def save_state(self, model: keras.Model, step: int, epoch: int) -> None:
+    def save_state(
+        self,
+        model: keras.Model,
+        step: int,
+        epoch: int,
+        notes: Notes | None = None,
+    ) -> None:
         pass  # nothing survives the process anyway
 
     def finish(self) -> None:

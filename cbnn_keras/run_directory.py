@@ -25,12 +25,13 @@ import keras
 import numpy as np
 
 from cbnn_keras import architecture, files, training_state
-from cbnn_keras.run import Record, Run, unpack_bits
+from cbnn_keras.run import Notes, Record, Run, unpack_bits
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 _MODEL = "model.keras"
 _BASE = "base.npy"
+_NOTES = "notes/"  # in front of the names of a method's own arrays
 _FOLDERS = {"members": ".weights.h5", "rounds": ".npy", "resume": ".npz"}
 _REQUIRED = {
     "files": dict,
@@ -156,7 +157,7 @@ class RunDirectory(Run):
         """Refuses, by a `ValueError`, a header that is not this run's."""
         if self.header["architecture"] != header["architecture"]:
             raise ValueError(
-                f"CBNNCallback(resume=True): {self.path} was trained with "
+                f"resume=True: {self.path} was trained with "
                 f"another architecture ({self.header['num_parameters']:,} "
                 f"parameters then, {header['num_parameters']:,} now). Build "
                 "the model as before, or start in a new directory."
@@ -169,7 +170,7 @@ class RunDirectory(Run):
         ]
         if different:
             raise ValueError(
-                f"CBNNCallback(resume=True): the run in {self.path} was "
+                f"resume=True: the run in {self.path} was "
                 f"started with other settings: {'; '.join(different)}. Use the "
                 "same ones, or start in a new directory."
             )
@@ -212,10 +213,17 @@ class RunDirectory(Run):
     def member_bytes(self, step: int) -> int:
         return int(self._files[self._name("members", step)]["bytes"])
 
-    def save_state(self, model: keras.Model, step: int, epoch: int) -> None:
+    def save_state(
+        self,
+        model: keras.Model,
+        step: int,
+        epoch: int,
+        notes: Notes | None = None,
+    ) -> None:
         name = self._name("resume", step)
         # The stubs of NumPy take the names for options.
         arrays: Any = training_state.capture_state(model)
+        arrays |= {_NOTES + key: value for key, value in (notes or {}).items()}
         with self._failures_explained():
             np.savez(self.path / name, **arrays)
             self._list(name)
@@ -226,21 +234,27 @@ class RunDirectory(Run):
             self._write_manifest()
             self._sweep()
 
-    def rewind(self, model: keras.Model) -> Record:
+    def rewind(self, model: keras.Model) -> tuple[Record, Notes]:
         """Goes back to the kept state, to train on from there.
 
         Rounds after it are forgotten: training will come to them again.
 
         Returns:
-            The state's `step` and `epoch`.
+            The state's `step` and `epoch`, and the notes that it was kept with.
         """
         if self.state is None:
             raise ValueError(f"{self.path} keeps no state to go on from.")
         step = self.state["step"]
         name = self._name("resume", step)
         files.check_fingerprint(self.path / name, self._files[name])
-        with np.load(self.path / name, allow_pickle=False) as arrays:
-            training_state.restore_state(model, dict(arrays))
+        with np.load(self.path / name, allow_pickle=False) as file:
+            arrays = dict(file)
+        notes = {
+            key.removeprefix(_NOTES): arrays.pop(key)
+            for key in list(arrays)
+            if key.startswith(_NOTES)
+        }
+        training_state.restore_state(model, arrays)
         for record in self.rounds:
             if record["step"] > step:
                 self._files.pop(self._name("rounds", record["step"]))
@@ -249,7 +263,7 @@ class RunDirectory(Run):
         self.members = [s for s in self.members if s <= step]
         self._write_manifest()
         self._sweep()
-        return self.state
+        return self.state, notes
 
     def finish(self) -> None:
         if self.state:
@@ -268,7 +282,7 @@ class RunDirectory(Run):
             raise OSError(
                 f"The run in {self.path} could not be written: {error}. What "
                 "it held before is intact: make room, and go on with "
-                "`CBNNCallback(directory, resume=True)`."
+                "`resume=True`."
             ) from error
 
     def _write_manifest(self) -> None:
@@ -377,7 +391,7 @@ def _read_manifest(path: pathlib.Path) -> Record:
     if not file.is_file():
         raise ValueError(
             f"{path} holds no run: there is no {MANIFEST} in it. Give the "
-            "directory that CBNNCallback or `ensemble.save` was given."
+            "directory that the callback or `ensemble.save` was given."
         )
     try:
         manifest = json.loads(file.read_text())

@@ -88,7 +88,7 @@ def _check_training(model: keras.Model) -> None:
         _check_strategy(model)
     if getattr(bare_optimizer(model), "use_ema", False):
         raise ValueError(
-            "CBNNCallback: the optimizer has use_ema=True, with which "
+            "The optimizer has use_ema=True, with which "
             "Keras replaces the weights after the last step: the final "
             "model would be another than the last member. Compile the "
             "model with use_ema=False."
@@ -100,19 +100,19 @@ def _check_strategy(model: keras.Model) -> None:
     strategy = model.distribute_strategy
     if not isinstance(strategy, _STRATEGIES):
         raise ValueError(
-            f"CBNNCallback: the model was built under {_name(strategy)}, which "
+            f"The model was built under {_name(strategy)}, which "
             "is not supported. Build it under `tf.distribute.MirroredStrategy()"
             "`, for all GPUs of this machine."
         )
     if model.jit_compile and strategy.num_replicas_in_sync > 1:
         raise ValueError(
-            "CBNNCallback: the model was compiled with jit_compile=True under "
+            "The model was compiled with jit_compile=True under "
             f"{_name(strategy)}, and Keras cannot compile a step with XLA on "
             "several devices. Leave `jit_compile` out of `compile`."
         )
     if model.steps_per_execution > 1:
         raise ValueError(
-            "CBNNCallback: the model was compiled with steps_per_execution="
+            "The model was compiled with steps_per_execution="
             f"{model.steps_per_execution} under {_name(strategy)}. Keras fails "
             "on several steps at once on several devices, and on one of them "
             "their batches would have old weights. Leave `steps_per_execution` "
@@ -131,21 +131,21 @@ def _find_examples(weights: SampleWeights, score_data: Any) -> Examples:
     if weights.examples is not None:
         if score_data is not None:
             raise ValueError(
-                "CBNNCallback(score_data=...) is for a pipeline made with "
+                "score_data=... is for a pipeline made with "
                 "`attach_index`; `weighted` knows its samples. Leave it "
                 "out."
             )
         return weights.examples
     if score_data is None:
         raise ValueError(
-            "CBNNCallback: a pipeline made with `attach_index` needs "
+            "A pipeline made with `attach_index` needs "
             "`score_data=(x, y)`, the same samples in the same order, to "
             "score the checkpoints."
         )
     examples = as_examples(*as_pair(score_data))
     if examples.num_samples != weights.num_samples:
         raise ValueError(
-            f"CBNNCallback(score_data=...) has {examples.num_samples} "
+            f"score_data=... has {examples.num_samples} "
             f"samples, but the pipeline has {weights.num_samples}: sample "
             "i of one must be sample i of the other."
         )

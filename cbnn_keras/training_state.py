@@ -44,7 +44,7 @@ def restore_state(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
     if found != saved:
         changed = sorted(dict(found.items() ^ saved.items()))
         raise ValueError(
-            "CBNNCallback(resume=True): the run was left with other variables "
+            "resume=True: the run was left with other variables "
             f"than the model and its optimizer have now ({len(saved)} then, "
             f"{len(found)} now; first difference: {changed[0]}). Build and "
             "compile the model as before, or start in a new directory."

@@ -147,7 +147,7 @@ def test_plain_arrays(no_dead_pipelines):
 def test_several_pipelines_of_nobody(no_dead_pipelines):
     first, second = (weighted(*blobs(), batch_size=20) for _ in range(2))
     assert_refused(
-        "there are 2 pipelines .*any could be meant.*`del`.*" + EXPLICIT_FORM,
+        "There are 2 pipelines .*any could be meant.*`del`.*" + EXPLICIT_FORM,
         fast_model(),
         first,
         callbacks=[CBNNCallback()],
@@ -165,7 +165,7 @@ def test_several_pipelines_of_the_callback():
     )
     for train in (first, second):
         assert_refused(
-            "there are 2 pipelines made by.*Use one callback for each",
+            "There are 2 pipelines made by.*Use one callback for each",
             fast_model(),
             train,
             callbacks=[callback],
@@ -248,7 +248,7 @@ def test_an_index_without_data_to_score():
 def test_an_index_with_other_data_to_score():
     callback = CBNNCallback(score_data=blobs(119))
     assert_refused(
-        r"score_data=...\) has 119 samples, but the pipeline has 120: sample i",
+        r"score_data=... has 119 samples, but the pipeline has 120: sample i",
         fast_model(),
         indexed(callback),
         callbacks=[callback],
@@ -269,7 +269,7 @@ def test_data_to_score_with_weighted():
     callback = CBNNCallback(score_data=blobs())
     train = callback.weighted(*blobs(), batch_size=20)
     assert_refused(
-        r"score_data=...\) is for a pipeline made with `attach_index`.*Leave",
+        r"score_data=... is for a pipeline made with `attach_index`.*Leave",
         fast_model(),
         train,
         callbacks=[callback],
@@ -677,7 +677,7 @@ def test_going_on_with_other_settings(options, message, left):
     before = files_in(left)
     callback, train = resumed(left, **options)
     assert_refused(
-        rf"resume=True\): the run in .* other settings: .*{message}.*"
+        rf"resume=True: the run in .* other settings: .*{message}.*"
         "Use the same ones, or start in a new directory",
         fast_model(),
         train,
@@ -718,7 +718,7 @@ def test_going_on_with_another_model(make, message, left):
     before = files_in(left)
     callback, train = resumed(left)
     assert_refused(
-        rf"resume=True\).*{message}.*start in a new directory",
+        rf"resume=True: .*{message}.*start in a new directory",
         make(),
         train,
         epochs=4,

@@ -13,10 +13,19 @@ import cbnn_keras
 
 PACKAGE = pathlib.Path(cbnn_keras.__file__).parent
 LEVELS = [
-    {"version", "boosting", "schedules", "labels", "files"},
+    {
+        "version",
+        "arguments",
+        "boosting",
+        "schedules",
+        "labels",
+        "imbalance",
+        "files",
+    },
     {
         "gate",
         "replicas",
+        "batch_statistics",
         "examples",
         "sample_weights",
         "classifier",
@@ -27,7 +36,20 @@ LEVELS = [
         "console",
     },
     {"selection", "validation", "merging", "ensemble"},
-    {"task", "rounds", "callback"},
+    {
+        "task",
+        "rounds",
+        "checkpointing",
+        "callback",
+        "baselines",
+        "baselines.plain",
+        "baselines.horizontal_voting",
+        "baselines.snapshot",
+        "baselines.snapshot_boosting",
+        "baselines.fast_geometric",
+        "baselines.weight_averaging",
+        "baselines.parallel",
+    },
     {
         "demo",
         "inspection",
@@ -95,7 +117,8 @@ def test_no_cycle_within_a_level():
 def test_arithmetic_and_command_line_load_without_tensorflow():
     code = (
         "import sys, cbnn_keras.boosting, cbnn_keras.schedules, "
-        "cbnn_keras.labels, cbnn_keras.cli; "
+        "cbnn_keras.labels, cbnn_keras.imbalance, cbnn_keras.arguments, "
+        "cbnn_keras.cli; "
         "assert not {'tensorflow', 'keras'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

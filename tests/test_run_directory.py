@@ -10,7 +10,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from helpers import blobs, dense_model, trained
+from helpers import blobs, dense_model, header, trained
 
 from cbnn_keras import CheckpointEnsemble, __version__, files
 from cbnn_keras.run import MemoryRun
@@ -688,7 +688,7 @@ def test_rewinding_forgets_what_came_after_the_state(tmp_path):
     model.set_weights([w + 1 for w in kept])
     opened = RunDirectory.open(path)
     assert opened.members == [4, 12] and not opened.is_finished
-    assert opened.rewind(model) == {"step": 6, "epoch": 1}
+    assert opened.rewind(model) == ({"step": 6, "epoch": 1}, {})
     for weight, was in zip(model.get_weights(), kept, strict=True):
         np.testing.assert_array_equal(weight, was)
     assert set(listing(path)) == {
@@ -709,6 +709,18 @@ def test_state_that_is_damaged_is_named(tmp_path):
         run.rewind(model)
     # An ensemble does not need it.
     run.verify()
+
+
+def test_notes_of_a_method_come_back_with_the_state(tmp_path):
+    model = dense_model()
+    model.optimizer.build(model.trainable_variables)
+    run = RunDirectory.create(tmp_path / "run", header(model), model)
+    notes = {"rate": np.array(0.5), "0": np.arange(3.0)}
+    run.save_state(model, 6, 1, notes)
+    _, found = RunDirectory.open(tmp_path / "run").rewind(model)
+    assert set(found) == set(notes)
+    for name, value in notes.items():
+        np.testing.assert_array_equal(found[name], value)
 
 
 def test_run_without_a_state_cannot_be_rewound(run):

@@ -1,0 +1,33 @@
+"""Horizontal voting: the last epochs of an ordinary training run."""
+
+from typing import ClassVar
+
+from cbnn_keras import schedules
+from cbnn_keras.boosting import EQUAL_VOTES
+from cbnn_keras.checkpointing import (
+    DEFAULT_NUM_CHECKPOINTS,
+    CheckpointCallback,
+    Plan,
+    known_steps,
+)
+
+
+class HorizontalVoting(CheckpointCallback):
+    """The models after each of the last epochs, averaged with equal votes.
+
+    Reference: Xie et al., "Horizontal and vertical ensemble with deep
+    representation for classification", 2013.
+
+    Args:
+        directory: See `CBNNCallback`, as for all other arguments.
+        num_checkpoints: Of how many epochs. Defaults to 6.
+        **options: See `checkpointing.RunOptions`.
+    """
+
+    METHOD: ClassVar[str] = "horizontal-voting"
+
+    def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
+        num = self.num_checkpoints or DEFAULT_NUM_CHECKPOINTS
+        spacing = known_steps(type(self).__name__, steps_per_epoch)
+        steps = schedules.last_steps(total_steps, num, spacing)
+        return Plan(steps, {**EQUAL_VOTES, "num_checkpoints": num})

@@ -1,0 +1,96 @@
+"""The parallel ensemble: members of several runs, averaged."""
+
+from collections.abc import Iterable
+
+from cbnn_keras.boosting import EQUAL_VOTES
+from cbnn_keras.ensemble import CheckpointEnsemble
+from cbnn_keras.run import MemoryRun, Record
+
+
+def parallel_ensemble(
+    ensembles: Iterable[CheckpointEnsemble],
+) -> CheckpointEnsemble:
+    """One ensemble of the members of several runs ("PE").
+
+    For the classical one, of independently trained models:
+
+        runs = [CheckpointEnsemble.load(f"runs/seed-{s}") for s in range(4)]
+        ensemble = parallel_ensemble(run.select(num=1) for run in runs)
+
+    Every run counts the same: the votes of its members are divided by their
+    sum. Steps go on counting from run to run, so that a member's step tells the
+    work that was done up to it. Members are copied into memory; `save` gives
+    them a directory.
+
+    Args:
+        ensembles: Of models of one architecture, trained on the same samples.
+
+    Raises:
+        ValueError: If there are none, or if they do not fit together.
+    """
+    sources = list(ensembles)
+    if not sources:
+        raise ValueError(
+            "parallel_ensemble([]): give the ensembles to put together, such "
+            "as [CheckpointEnsemble.load(d) for d in directories]."
+        )
+    first = sources[0].run.header
+    for number, source in enumerate(sources[1:], start=2):
+        _check_same(first, source.run.header, number)
+    header = {
+        **first,
+        "method": "parallel",
+        "settings": {
+            **EQUAL_VOTES,
+            "methods": [source.run.header["method"] for source in sources],
+            "seeds": [s.run.header["settings"].get("seed") for s in sources],
+        },
+    }
+    combined = MemoryRun(header, sources[0].run.base)
+    offset = 0
+    for source in sources:
+        _add(combined, source, offset, is_last=source is sources[-1])
+        offset += source.run.rounds[-1]["step"]
+    return CheckpointEnsemble(combined, sources[0].model)
+
+
+def _add(
+    combined: MemoryRun,
+    source: CheckpointEnsemble,
+    offset: int,
+    *,
+    is_last: bool,
+) -> None:
+    shares = source.votes / source.votes.sum()
+    models = source.member_models()
+    for record, share, model in zip(
+        source.members, shares, models, strict=True
+    ):
+        moved: Record = {
+            **record,
+            "step": record["step"] + offset,
+            "vote": float(share),
+            "is_final": is_last and record is source.members[-1],
+        }
+        correct = source.run.correct(record["step"])
+        combined.add_round(moved, correct, model)
+
+
+def _check_same(first: Record, other: Record, number: int) -> None:
+    for key, meaning in _MUST_AGREE.items():
+        if first.get(key) != other.get(key):
+            raise ValueError(
+                f"parallel_ensemble: ensemble {number} has {meaning} than the "
+                f"first ({key}: {first.get(key)!r} and {other.get(key)!r}). "
+                "Put together runs of one architecture on the same data."
+            )
+
+
+_MUST_AGREE = {
+    "num_classes": "other classes",
+    "is_binary": "another kind of output",
+    "from_logits": "another kind of output",
+    "architecture": "another architecture",
+    "num_samples": "another number of training samples",
+    "labels": "other training labels",
+}

@@ -1,0 +1,143 @@
+"""Snapshot Boosting, as far as it can be reconstructed."""
+
+import os
+from typing import ClassVar, Unpack
+
+import numpy as np
+
+from cbnn_keras import arguments
+from cbnn_keras.checkpointing import CheckpointCallback, Plan, RunOptions
+from cbnn_keras.run import Notes, Record
+
+
+class SnapshotBoosting(CheckpointCallback):
+    """Restarts and new sample weights when progress ends ("SSB").
+
+    **A reconstruction, and not faithful.** The method (Zhang et al., "Snapshot
+    boosting: a fast ensemble framework for deep neural networks", 2020) has no
+    public code, and we know of it only what the paper of CBNN says: a modified
+    rule for restarting the learning rate, weights that are updated only at a
+    restart and always from their initial values, as many members as it finds,
+    and four constants, r1 = 0.1, r2 = 0.5, p1 = 2, p2 = 6. Here they mean:
+
+    - A stage starts at the learning rate `highest_rate` (r1).
+    - After `patience` (p1) epochs without a better value of `monitor`, and
+      again after as many, the rate is multiplied by `decay` (r2).
+    - After `restart_patience` (p2) such epochs the stage ends: a snapshot is
+      taken, and the next stage starts at r1.
+    - At a restart the snapshot's vote is that of eq. 3 of CBNN, and the new
+      weights are those of its eq. 6, applied to the initial weights, with
+      `deviation_rate` for eta.
+    - The model at the end of the run is the last member.
+
+    Args:
+        directory: See `CBNNCallback`, as for all other arguments.
+        num_checkpoints: At most so many members, the final model included.
+            Defaults to None: no limit.
+        monitor: What has to fall, by its name in `fit`'s logs. Defaults to
+            `"val_loss"`, for which `fit` needs `validation_data`.
+        highest_rate: r1. Defaults to 0.1.
+        decay: r2. Defaults to 0.5.
+        patience: p1. Defaults to 2.
+        restart_patience: p2. Defaults to 6.
+        deviation_rate: eta. Defaults to 0.1: a sample that a snapshot with a
+            vote of 7 got wrong then counts twice as much as the others.
+        **options: See `checkpointing.RunOptions`.
+    """
+
+    METHOD: ClassVar[str] = "ssb-reconstruction"
+
+    _rate: float
+    _best: float
+    _num_waited: int
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        num_checkpoints: int | None = None,
+        monitor: str = "val_loss",
+        highest_rate: float = 0.1,
+        decay: float = 0.5,
+        patience: int = 2,
+        restart_patience: int = 6,
+        deviation_rate: float = 0.1,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        super().__init__(directory, num_checkpoints=num_checkpoints, **options)
+        name = type(self).__name__
+        self.monitor = monitor
+        self.highest_rate = arguments.number(
+            name,
+            "highest_rate",
+            highest_rate,
+            above=0,
+            allowed="a number above 0",
+        )
+        self.decay = arguments.number(
+            name,
+            "decay",
+            decay,
+            above=0,
+            below=1,
+            allowed="a factor between 0 and 1",
+        )
+        self.patience = arguments.positive_integer(name, "patience", patience)
+        self.restart_patience = arguments.positive_integer(
+            name, "restart_patience", restart_patience
+        )
+        self.deviation_rate = arguments.number(
+            name,
+            "deviation_rate",
+            deviation_rate,
+            at_least=0,
+            allowed="a number of at least 0",
+        )
+
+    def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
+        settings = {
+            "deviation_rate": self.deviation_rate,
+            "expected_error": 0.05,  # unused: there is no stop rule
+            "updates_from_first": True,
+            "num_checkpoints": self.num_checkpoints,
+            "monitor": self.monitor,
+            "highest_rate": self.highest_rate,
+            "decay": self.decay,
+            "patience": self.patience,
+            "restart_patience": self.restart_patience,
+        }
+        return Plan([total_steps], settings, lambda step: self._rate)
+
+    def _after_epoch(self, logs: Record) -> None:
+        if self.monitor not in logs:
+            raise ValueError(
+                f"{type(self).__name__}(monitor={self.monitor!r}): `fit` logs "
+                f"only {', '.join(sorted(logs))}. Pass `validation_data=` to "
+                "`fit`, or choose one of these."
+            )
+        value = float(logs[self.monitor])
+        if value < self._best:
+            self._best, self._num_waited = value, 0
+            return
+        self._num_waited += 1
+        if self._num_waited >= self.restart_patience:
+            self._restart()
+        elif self._num_waited % self.patience == 0:
+            self._rate *= self.decay
+
+    def _restart(self) -> None:
+        limit = self.num_checkpoints
+        if limit is None or len(self.history) + 1 < limit:
+            self._add_checkpoint()
+        self._take_up({})
+
+    def _notes(self) -> Notes:
+        return {
+            "stage": np.array([self._rate, self._best, self._num_waited]),
+        }
+
+    def _take_up(self, notes: Notes) -> None:
+        start = np.array([self.highest_rate, np.inf, 0])
+        rate, best, num_waited = notes.get("stage", start)
+        self._rate, self._best = float(rate), float(best)
+        self._num_waited = int(num_waited)

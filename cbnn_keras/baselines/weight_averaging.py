@@ -1,0 +1,166 @@
+"""Stochastic weight averaging: one model, the mean of several."""
+
+import os
+from typing import ClassVar, Unpack
+
+import keras
+import numpy as np
+
+from cbnn_keras import arguments, schedules
+from cbnn_keras.batch_statistics import recompute_statistics
+from cbnn_keras.boosting import EQUAL_VOTES
+from cbnn_keras.checkpointing import (
+    CheckpointCallback,
+    Plan,
+    RunOptions,
+    Schedule,
+    by_step,
+    known_steps,
+)
+from cbnn_keras.run import Notes
+
+
+class StochasticWeightAveraging(CheckpointCallback):
+    """The mean of the weights over the last part of a run ("SWA").
+
+    The run has one member, the averaged model, and costs no more to serve than
+    a single one. When `fit` is over the model itself holds the average.
+    BatchNorm's statistics are recomputed for it, in a pass over the training
+    set without augmentation.
+
+    Reference: Izmailov et al., "Averaging weights leads to wider optima and
+    better generalization", UAI 2018.
+
+    Args:
+        directory: See `CBNNCallback`, as for all other arguments.
+        num_checkpoints: How many models are averaged, equally spaced over the
+            last part, the last one at the end. Defaults to None: the model
+            after each of its epochs.
+        first_part: The share of the run before it. Defaults to 0.75.
+        learning_rate: A constant rate for the last part. Defaults to None: as
+            it would be.
+        schedule: The learning rate of the first part, by step from 1, or one of
+            Keras' schedules; only together with `learning_rate`.
+        **options: See `checkpointing.RunOptions`.
+    """
+
+    METHOD: ClassVar[str] = "swa"
+
+    _num_averaged: int
+    _num_passed: int
+    _means: list[np.ndarray]
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        num_checkpoints: int | None = None,
+        first_part: float = 0.75,
+        learning_rate: float | None = None,
+        schedule: Schedule | None = None,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        super().__init__(directory, num_checkpoints=num_checkpoints, **options)
+        name = type(self).__name__
+        self.first_part = arguments.number(
+            name,
+            "first_part",
+            first_part,
+            at_least=0,
+            below=1,
+            allowed="a share of at least 0 and below 1; the default is 0.75",
+        )
+        if learning_rate is not None:
+            learning_rate = arguments.number(
+                name,
+                "learning_rate",
+                learning_rate,
+                above=0,
+                allowed="a number above 0, or None",
+            )
+        elif schedule is not None:
+            raise ValueError(
+                f"{name}(schedule=...): only together with `learning_rate=`; "
+                "without it, compile the model with the schedule."
+            )
+        self.learning_rate = learning_rate
+        self.schedule = by_step(name, schedule)
+
+    def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
+        first = int(total_steps * self.first_part)
+        if self.num_checkpoints is None:
+            spacing = known_steps(type(self).__name__, steps_per_epoch)
+        else:
+            spacing = max((total_steps - first) // self.num_checkpoints, 1)
+        num = min(
+            -(-(total_steps - first) // spacing),
+            self.num_checkpoints or total_steps,
+        )
+        self._steps = schedules.last_steps(total_steps, num, spacing)
+
+        def learning_rate(step: int) -> float | None:
+            if step > first:
+                return self.learning_rate
+            return None if self.schedule is None else self.schedule(step)
+
+        settings = {
+            **EQUAL_VOTES,
+            "averaged": self._steps,
+            "learning_rate": self.learning_rate,
+        }
+        sets_rate = self.learning_rate is not None
+        return Plan(
+            [total_steps], settings, learning_rate if sets_rate else None
+        )
+
+    def _after_step(self) -> None:
+        num_passed = sum(step <= self._step for step in self._steps)
+        if num_passed > self._num_passed:
+            self._num_passed = num_passed
+            self._average()
+
+    def _average(self) -> None:
+        self._num_averaged += 1
+        values = [w.astype(np.float64) for w in self.model.get_weights()]
+        if not self._means:
+            self._means = values
+            return
+        for mean, value in zip(self._means, values, strict=True):
+            mean += (value - mean) / self._num_averaged
+
+    def _before_final(self) -> None:
+        if not self._num_averaged:
+            return  # stopped before there was anything to average
+        self.model.set_weights(
+            [
+                mean.astype(weight.dtype) if _is_float(weight) else weight
+                for mean, weight in zip(
+                    self._means, self.model.get_weights(), strict=True
+                )
+            ]
+        )
+        task = self._task
+        batches = task.examples.shuffled_inputs(
+            task.batch_size, task.weights.settings.get("shuffle", True)
+        )
+        num_batches = -(-task.examples.num_samples // task.batch_size)
+        recompute_statistics(
+            self.model,
+            self._reporter.track(batches, num_batches, "BatchNorm statistics"),
+        )
+
+    def _notes(self) -> Notes:
+        counts = {
+            "num_averaged": np.array(self._num_averaged),
+            "num_passed": np.array(self._num_passed),
+        }
+        return counts | {str(i): mean for i, mean in enumerate(self._means)}
+
+    def _take_up(self, notes: Notes) -> None:
+        self._num_averaged = int(notes.pop("num_averaged", 0))
+        self._num_passed = int(notes.pop("num_passed", 0))
+        self._means = [notes[str(i)] for i in range(len(notes))]
+
+
+def _is_float(weight: np.ndarray) -> bool:
+    return bool(keras.backend.is_float_dtype(weight.dtype.name))

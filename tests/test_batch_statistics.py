@@ -1,0 +1,114 @@
+"""BatchNorm's statistics against NumPy and against Keras' own training."""
+
+import keras
+import numpy as np
+import pytest
+
+from cbnn_keras.batch_statistics import recompute_statistics
+from cbnn_keras.examples import ArrayExamples
+
+
+def model_with(*layers):
+    return keras.Sequential([keras.Input((4,)), *layers])
+
+
+def samples(num=101):
+    generator = np.random.default_rng(0)
+    return generator.normal(2, 3, size=(num, 4)).astype("float32")
+
+
+def test_statistics_are_those_of_all_samples():
+    layer = keras.layers.BatchNormalization()
+    model = model_with(layer)
+    x = samples()
+    # Batches of 32, 32, 32 and 5: the last one counts less.
+    recompute_statistics(model, np.split(x, [32, 64, 96]))
+    np.testing.assert_allclose(layer.moving_mean, x.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(layer.moving_variance, x.var(axis=0), rtol=1e-4)
+    assert layer.momentum == 0.99
+
+
+def test_statistics_of_a_later_layer_see_normalised_batches():
+    first, second = (keras.layers.BatchNormalization() for _ in range(2))
+    dense = keras.layers.Dense(3)
+    model = model_with(first, keras.layers.ReLU(), dense, second)
+    batches = np.split(samples(96), 3)
+    before = dense.get_weights()
+    recompute_statistics(model, batches)
+    activations = []
+    for x in batches:
+        normalised = (x - x.mean(axis=0)) / np.sqrt(x.var(axis=0) + 1e-3)
+        kernel, bias = before
+        activations.append(np.maximum(normalised, 0) @ kernel + bias)
+    activations = np.concatenate(activations)
+    np.testing.assert_allclose(
+        second.moving_mean, activations.mean(axis=0), atol=1e-5
+    )
+    np.testing.assert_allclose(
+        second.moving_variance, activations.var(axis=0), rtol=1e-3
+    )
+    for one, other in zip(before, dense.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_frozen_layers_keep_their_statistics():
+    layer = keras.layers.BatchNormalization(trainable=False)
+    inner = keras.layers.BatchNormalization()
+    model = model_with(layer, model_with(inner))
+    recompute_statistics(model, [samples()])
+    np.testing.assert_array_equal(layer.moving_mean, np.zeros(4))
+    assert np.abs(keras.ops.convert_to_numpy(inner.moving_mean)).max() > 1
+
+
+def test_random_generators_and_other_models_are_left_alone():
+    dropout = keras.layers.Dropout(0.5, seed=1)
+    model = model_with(dropout, keras.layers.BatchNormalization())
+    state = keras.ops.convert_to_numpy(dropout.seed_generator.state)
+    recompute_statistics(model, [samples()])
+    np.testing.assert_array_equal(dropout.seed_generator.state, state)
+    plain = model_with(keras.layers.Dense(2))
+
+    def nothing():
+        raise RuntimeError("no pass is needed")
+        yield
+
+    recompute_statistics(plain, nothing())
+
+
+def test_momentum_is_put_back_after_an_error():
+    layer = keras.layers.BatchNormalization(momentum=0.7)
+    model = model_with(layer)
+
+    def broken():
+        yield samples()
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        recompute_statistics(model, broken())
+    assert layer.momentum == 0.7
+
+
+def test_training_goes_on_with_its_own_momentum():
+    layer = keras.layers.BatchNormalization(momentum=0.5)
+    model = model_with(layer, keras.layers.Dense(1))
+    model.compile("sgd", "mse")
+    x = samples(20)
+    model.train_on_batch(x, np.zeros(20))  # traces the step
+    recompute_statistics(model, [x])
+    before = keras.ops.convert_to_numpy(layer.moving_mean)
+    model.train_on_batch(x + 1, np.zeros(20))
+    np.testing.assert_allclose(
+        layer.moving_mean, before * 0.5 + (x + 1).mean(axis=0) * 0.5, rtol=1e-4
+    )
+
+
+def test_shuffled_inputs_are_all_samples_in_one_random_order():
+    x = np.arange(50)
+    examples = ArrayExamples(x, x)
+    first, second = (
+        np.concatenate(list(examples.shuffled_inputs(8, True)))
+        for _ in range(2)
+    )
+    np.testing.assert_array_equal(first, second)
+    assert sorted(first) == list(x)
+    assert list(first) != list(x)
