@@ -1,0 +1,1 @@
+"""Models, data and augmentation of the paper; not library code."""
