@@ -50,7 +50,8 @@ def print_run(content: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     console.print(_rounds_table(rounds))
-    settings = ", ".join(f"{k} {v}" for k, v in header["settings"].items())
+    named = {"method": header.get("method", "unknown"), **header["settings"]}
+    settings = ", ".join(f"{name} {value}" for name, value in named.items())
     console.print(f"Settings: {settings}", soft_wrap=True)
 
 
