@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from cbnn_keras import CBNNCallback
+from cbnn_keras import CBNNCallback, CheckpointEnsemble
 from cbnn_keras.export import export_onnx
 
 # Beside a checkout, if at all: the data are not part of the project.
@@ -133,7 +133,7 @@ def predict_onnx(path, images):
 def test_the_example_on_two_devices(tmp_path):
     example = pathlib.Path(__file__).parents[1] / "examples" / "cifar.py"
     sizes = ["--images", "400", "--test-images", "100", "--batch-size", "40"]
-    short = ["--depth", "8", "--epochs", "3", "--checkpoints", "2"]
+    short = ["--model", "resnet8", "--epochs", "3", "--checkpoints", "2"]
     found = subprocess.run(
         [
             *(sys.executable, example, *sizes, *short),
@@ -154,4 +154,5 @@ def test_the_example_on_two_devices(tmp_path):
             rf"{name}.* \d member\(s\), \d+\.\d\d % test error", line
         )
     (run,) = (tmp_path / "runs").iterdir()
-    assert run.name == "cifar100-400-resnet8-3-epochs-seed-0"
+    assert run.name == "cifar100-400-resnet8-standard-cbnn-3-epochs-seed-0"
+    assert len(CheckpointEnsemble.load(run)) == 2
