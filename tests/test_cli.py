@@ -46,7 +46,7 @@ def test_inspect_shows_every_member(run, capsys):
             f"{record['bound']:.4f}",
             f"{size.st_size / 1000:.1f} kB",
         ]
-    assert "deviation_rate 0.01" in printed
+    assert "method cbnn" in printed and "deviation_rate 0.01" in printed
 
 
 def test_inspect_as_json(run, capsys):
