@@ -4,7 +4,9 @@ An average of weights, or a point between two checkpoints, has activations of
 its own: the moving statistics have to be collected anew.
 """
 
-from collections.abc import Callable, Iterable
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -14,6 +16,9 @@ import tensorflow as tf
 from cbnn_keras import replicas
 from cbnn_keras.training_state import generators_kept
 
+# For each layer, mean and variance of each of its calls.
+Moments = list[list[tuple[tf.Tensor, tf.Tensor]]]
+
 
 def recompute_statistics(model: keras.Model, batches: Iterable[Any]) -> None:
     """Sets mean and variance of each BatchNorm layer to those of the data.
@@ -22,24 +27,30 @@ def recompute_statistics(model: keras.Model, batches: Iterable[Any]) -> None:
     Layers that are frozen keep their statistics, as they do in training.
 
     Args:
-        model: Built. Its weights and random generators stay as they are.
+        model: Built. All else in it stays as it is, random generators and
+            other layers that change in training included.
         batches: Inputs of the model, in random order.
     """
     layers = _batch_norms(model)
     if not layers:
         return
-    momenta = [layer.momentum for layer in layers]
+    kept = [np.array(weight) for weight in model.get_weights()]
     with generators_kept(model):
         try:
-            for layer in layers:
-                layer.momentum = 0.0  # moving statistics = the last batch's
-            moments = _collect(model, layers, batches)
+            statistics = _collect(_forward(model, layers), batches)
         finally:
-            for layer, momentum in zip(layers, momenta, strict=True):
-                layer.momentum = momentum
-    for layer, (mean, variance) in zip(layers, moments, strict=True):
-        layer.moving_mean.assign(mean)
-        layer.moving_variance.assign(variance)
+            model.set_weights(kept)
+    for layer, found in zip(layers, statistics, strict=True):
+        if found is None:
+            warnings.warn(
+                f"The statistics of the layer {layer.name!r} could not be "
+                "recomputed: it is not called, or inside a `tf.function` of "
+                "the model's own. It keeps those that it has.",
+                stacklevel=2,
+            )
+            continue
+        layer.moving_mean.assign(found[0])
+        layer.moving_variance.assign(found[1])
 
 
 def _batch_norms(model: keras.Model) -> list[keras.layers.BatchNormalization]:
@@ -51,42 +62,86 @@ def _batch_norms(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     ]
 
 
-def _collect(
-    model: keras.Model,
+def _forward(
+    model: keras.Model, layers: list[keras.layers.BatchNormalization]
+) -> Callable[[Any], Moments]:
+    """A pass in training mode that gives what the layers have seen."""
+
+    def forward(x: Any) -> Moments:
+        with _watched(layers) as moments:
+            model(x, training=True)
+        return moments
+
+    if not replicas.is_distributed(model):
+        return tf.function(forward, reduce_retracing=True)
+    strategy = model.distribute_strategy
+
+    @tf.function
+    def on_first_replica(x: Any) -> Moments:
+        # The others get the same batch, and see the same.
+        moments = strategy.run(forward, args=(x,))
+        return tf.nest.map_structure(
+            lambda value: strategy.experimental_local_results(value)[0],
+            moments,
+        )
+
+    return on_first_replica
+
+
+@contextlib.contextmanager
+def _watched(
     layers: list[keras.layers.BatchNormalization],
-    batches: Iterable[Any],
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Mean and variance over all samples, by the law of total variance."""
-    step = _forward(model)
-    num_samples = 0
-    sums: list[list[Any]] = [[0.0, 0.0] for _ in layers]
+) -> Iterator[Moments]:
+    """Notes mean and variance of each call of each layer.
+
+    The moving statistics would tell of the last call only.
+    """
+    moments: Moments = [[] for _ in layers]
+
+    def watch(layer: Any, found: list[tuple[tf.Tensor, tf.Tensor]]) -> None:
+        original = layer._moments
+
+        def noted(*args: Any, **kwargs: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            result = original(*args, **kwargs)
+            found.append(result)
+            return result
+
+        vars(layer)["_moments"] = noted
+
+    try:
+        for layer, found in zip(layers, moments, strict=True):
+            watch(layer, found)
+        yield moments
+    finally:
+        for layer in layers:
+            vars(layer).pop("_moments", None)
+
+
+def _collect(
+    forward: Callable[[Any], Moments], batches: Iterable[Any]
+) -> list[tuple[np.ndarray, np.ndarray] | None]:
+    """Mean and variance over all samples, by the law of total variance.
+
+    None for a layer that was not seen.
+    """
+    sums: list[list[Any]] = []
     for x in batches:
-        step(x)
         size = int(tf.shape(tf.nest.flatten(x)[0])[0])
-        num_samples += size
-        for layer, total in zip(layers, sums, strict=True):
-            mean = _value(layer.moving_mean)
-            total[0] += size * mean
-            total[1] += size * (_value(layer.moving_variance) + mean**2)
-    means = [total[0] / num_samples for total in sums]
+        moments = forward(x)
+        sums = sums or [[0.0, 0.0, 0] for _ in moments]
+        for calls, total in zip(moments, sums, strict=True):
+            for mean, variance in calls:
+                mean, variance = _array(mean), _array(variance)
+                total[0] += size * mean
+                total[1] += size * (variance + mean**2)
+                total[2] += size
     return [
-        (np.asarray(mean), np.maximum(total[1] / num_samples - mean**2, 0))
-        for mean, total in zip(means, sums, strict=True)
+        (mean / num, np.maximum(square / num - (mean / num) ** 2, 0))
+        if num
+        else None
+        for mean, square, num in sums
     ]
 
 
-def _forward(model: keras.Model) -> Callable[[Any], None]:
-    """A pass in training mode, in a function that knows the new momenta."""
-
-    def forward(x: Any) -> None:
-        model(x, training=True)
-
-    if replicas.is_distributed(model):
-        # The same batch on each: their statistics then are the same, too.
-        strategy = model.distribute_strategy
-        return tf.function(lambda x: strategy.run(forward, args=(x,)))
-    return tf.function(forward, reduce_retracing=True)
-
-
-def _value(variable: keras.Variable) -> np.ndarray:
-    return keras.ops.convert_to_numpy(variable).astype(np.float64)
+def _array(tensor: tf.Tensor) -> np.ndarray:
+    return keras.ops.convert_to_numpy(tensor).astype(np.float64)

@@ -438,7 +438,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
         try:
             optimizer.learning_rate = rate
-        except TypeError:  # Keras has no other way to ask
+        except (AttributeError, TypeError):  # Keras has no other way to ask
             raise ValueError(
                 f"{self._name} sets the learning rate itself, but the "
                 "optimizer was made with a schedule. Make it with a number; "
@@ -550,7 +550,8 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         self.model._initial_epoch = epoch
         self._reporter.line(
             f"{self._title}: the run in {self.directory} is complete; there is "
-            "nothing left to train."
+            "nothing left to train. The model holds its last member, of step "
+            f"{run.members[-1]}."
             if self._is_done
             else f"{self._title}: going on in {self.directory} after epoch "
             f"{epoch}, "
@@ -618,7 +619,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         if not self._pending:
             self._end()
         elif self._rounds is not None and self._rounds.may_continue():
-            self._rounds.add(self._step, self._epoch, is_final=False)
+            self._add_checkpoint()
 
     def _add_checkpoint(self) -> None:
         """For a method that finds out by itself when it is time for one."""

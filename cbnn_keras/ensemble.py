@@ -175,19 +175,15 @@ class CheckpointEnsemble:
             self._steps, len(self._steps), "members predict"
         )
         for step in steps:
-            with self._weights_put_back():
-                self._run.load_member(step, self._model)
-                outputs = self._model.predict(
-                    x, batch_size=batch_size, verbose=0
-                )
+            with self.member(step) as model:
+                outputs = model.predict(x, batch_size=batch_size, verbose=0)
             yield self.classifier.probabilities(outputs)
 
     def add_to(self, validation: EnsembleValidation) -> None:
         """Lets a validation that starts anew know each member."""
         for step, vote in zip(self._steps, self.votes, strict=True):
-            with self._weights_put_back():
-                self._run.load_member(step, self._model)
-                validation.add_member(self._model, vote)
+            with self.member(step) as model:
+                validation.add_member(model, vote)
 
     def evaluate(
         self,
@@ -347,14 +343,12 @@ class CheckpointEnsemble:
         )
         for record in self._run.rounds:
             step = record["step"]
-            with self._weights_put_back():
-                if step in self._steps:
-                    self._run.load_member(step, self._model)
-                target.add_round(
-                    record,
-                    self._run.correct(step),
-                    self._model if step in self._steps else None,
-                )
+            correct = self._run.correct(step)
+            if step not in self._steps:
+                target.add_round(record, correct, None)
+                continue
+            with self.member(step) as model:
+                target.add_round(record, correct, model)
         target.finish()
 
     def _stages(
@@ -375,11 +369,13 @@ class CheckpointEnsemble:
             yield average.astype(np.float32)
 
     @contextlib.contextmanager
-    def _weights_put_back(self) -> Iterator[None]:
+    def member(self, step: int) -> Iterator[keras.Model]:
+        """The model with a member's weights; its own are put back after it."""
         kept = [np.array(weight) for weight in self._model.get_weights()]
         try:
             with generators_kept(self._model):
-                yield
+                self._run.load_member(step, self._model)
+                yield self._model
         finally:
             self._model.set_weights(kept)
 

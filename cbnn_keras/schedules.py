@@ -143,7 +143,8 @@ def triangular_rate(
     """Learning rate of a Fast Geometric Ensemble (Garipov et al. 2018).
 
     With t = mod(i - 1, c) / c: a1 * (1 - 2t) + a2 * 2t in the first half of a
-    cycle, and back in the second.
+    cycle, and back in the second. That is the form of the published code: the
+    rate reaches a2 just after the step that a member is taken at.
 
     Args:
         step: i, from 1, counted from where the cycles begin.
@@ -159,6 +160,17 @@ def triangular_rate(
     position = (step - 1) % cycle / cycle
     share = 2 * position if position < 0.5 else 2 - 2 * position
     return highest * (1 - share) + lowest * share
+
+
+def share_of_steps(total_steps: int, share: float) -> int:
+    """A share of a run in whole steps, rounded down.
+
+    Example:
+
+    >>> share_of_steps(1000, 1 - 0.8)  # the product is 199.99999999999997
+    200
+    """
+    return math.floor(round(total_steps * share, 6))
 
 
 def geometric_cycle(
@@ -184,8 +196,7 @@ def geometric_cycle(
     44
     """
     num_halves = 2 * num_checkpoints - 3
-    # Without the rounding, 1000 * (1 - 0.8) would be a little less than 200.
-    num_steps = math.floor(round(total_steps * (1 - first_part), 6))
+    num_steps = share_of_steps(total_steps, 1 - first_part)
     half = num_steps // num_halves
     if half < 1:
         raise ValueError(

@@ -5,7 +5,8 @@
     python examples/reproduce.py table1 --preset cpu --quick  # minutes
     python examples/reproduce.py table1 --preset cpu --print  # just the table
 
-Table 1:  test error by model, data and method at equal training budget
+Table 1:  test error by model, data and method at equal training budget;
+          ImageNet, which does not fit into memory, is in imagenet.py
 Table 2:  time and iterations until the ensemble of the checkpoints so far and
           the current model reaches an accuracy
 Table 3:  test error on imbalanced data (a fifth of the classes has a tenth of
@@ -38,7 +39,16 @@ import numpy as np
 import rich.console
 import rich.progress
 from recipes import tables
-from recipes.training import METHODS, Recipe, Split, load_split, take, train
+from recipes.training import (
+    METHODS,
+    Recipe,
+    Scope,
+    Split,
+    devices,
+    load_split,
+    take,
+    train,
+)
 
 from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.checkpointing import CheckpointCallback
@@ -138,8 +148,15 @@ class Curve(keras.callbacks.Callback):
     Its own time is left out of the seconds that it notes.
     """
 
-    def __init__(self, callback: CheckpointCallback, split: Split) -> None:
+    def __init__(
+        self,
+        callback: CheckpointCallback,
+        split: Split,
+        *,
+        keeps_probabilities: bool = False,
+    ) -> None:
         super().__init__()
+        self._keeps_probabilities = keeps_probabilities
         self.points: list[dict[str, float]] = []
         self.probabilities: list[np.ndarray] = []
         self._callback = callback
@@ -158,7 +175,8 @@ class Curve(keras.callbacks.Callback):
         # A model that is not a member counts as much as the last one that is.
         vote = 0.0 if is_member else self._last_vote()
         mean = (self._sum + vote * outputs) / (self._votes + vote)
-        self.probabilities.append(outputs.astype(np.float16))
+        if self._keeps_probabilities:
+            self.probabilities.append(outputs.astype(np.float16))
         self.points.append(
             {
                 "step": int(self.model.optimizer.iterations),
@@ -215,11 +233,11 @@ class Ticker(keras.callbacks.Callback):
 
 
 def run(
-    job: Job, split: Split, directory: pathlib.Path, tell: Any
+    job: Job, split: Split, directory: pathlib.Path, scope: Scope, tell: Any
 ) -> dict[str, Any]:
     """Trains what a line needs, and gives what was measured."""
     if job.table == "table2":
-        return _measure_curve(job, split, directory, tell)
+        return _measure_curve(job, split, directory, scope, tell)
     if job.table == "table3":
         keep = step_imbalance(
             split.y, minority_share=0.2, ratio=10, seed=job.seed
@@ -238,6 +256,7 @@ def run(
         directory / name,
         seed=job.seed,
         watch=lambda _: [Ticker(tell)],
+        scope=scope,
     )
     if method != job.method:
         ensemble = ensemble.select(num=1)
@@ -282,12 +301,13 @@ def _percent(accuracy: float) -> float:
 
 
 def _measure_curve(
-    job: Job, split: Split, directory: pathlib.Path, tell: Any
+    job: Job, split: Split, directory: pathlib.Path, scope: Scope, tell: Any
 ) -> dict[str, Any]:
     curves: list[Curve] = []
 
     def watch(callback: CheckpointCallback) -> list[Any]:
-        curves.append(Curve(callback, split))
+        is_part = job.method == "pe"
+        curves.append(Curve(callback, split, keeps_probabilities=is_part))
         return [curves[-1], Ticker(tell)]
 
     recipe = job.recipe
@@ -300,6 +320,7 @@ def _measure_curve(
         directory / _run_name(recipe, job.method, "timed", job.seed),
         seed=job.seed,
         watch=watch,
+        scope=scope,
         resume=False,  # a run in pieces has no time
     )
     points = (
@@ -342,8 +363,10 @@ def append_line(path: pathlib.Path, line: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = path.read_bytes() if path.exists() else b""
     is_cut = bool(content) and not content.endswith(b"\n")
-    with path.open("a") as file:
-        file.write("\n" * is_cut + json.dumps(line) + "\n")
+    text = "\n" * is_cut + json.dumps(line) + "\n"
+    # At once: another process may append to the same file.
+    with path.open("ab", buffering=0) as file:
+        file.write(text.encode())
 
 
 def run_grid(
@@ -351,6 +374,7 @@ def run_grid(
 ) -> None:
     """Does what has no line yet, one job after another."""
     console = rich.console.Console(highlight=False, soft_wrap=True)
+    scope = devices()
     done = [line["job"] for line in read_lines(path)]
     left = [job for job in grid if job.key not in done]
     console.print(f"{len(grid)} results, {len(left)} of them to be trained for")
@@ -375,7 +399,11 @@ def run_grid(
             if job.recipe not in splits:
                 splits = {job.recipe: load_split(job.recipe, options.data_dir)}
             result = run(
-                job, splits[job.recipe], options.directory / path.stem, tell
+                job,
+                splits[job.recipe],
+                options.directory / path.stem,
+                scope,
+                tell,
             )
             append_line(
                 path,
@@ -424,11 +452,12 @@ def main() -> None:
     grid = jobs(options)
     if not options.print:
         run_grid(grid, path, options)
+    make_table = tables.FORMATS[options.table]
+    lines = read_lines(path)
+    if lines:
+        path.with_suffix(".md").write_text(make_table(lines))
     keys = [job.key for job in grid]
-    lines = [line for line in read_lines(path) if line["job"] in keys]
-    text = tables.FORMATS[options.table](lines)
-    path.with_suffix(".md").write_text(text)
-    print(text)
+    print(make_table([line for line in lines if line["job"] in keys]))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import tensorflow as tf
-from helpers import blobs, dense_model
+from helpers import Undescribed, blobs, dense_model
 
 from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.baselines import (
@@ -298,6 +298,13 @@ def test_weight_averaging_is_the_mean_of_the_weights(options, averaged):
         np.testing.assert_array_equal(found, kept)
 
 
+def test_share_of_a_run_is_not_rounded_by_a_step():
+    # 0.57 * 100 is a little less than 57 in binary.
+    callback = StochasticWeightAveraging(first_part=0.57)
+    plan = callback._make_plan(total_steps=100, steps_per_epoch=1)
+    assert plan.settings["averaged"] == list(range(58, 101))
+
+
 def test_weight_averaging_has_a_rate_of_its_own():
     callback = StochasticWeightAveraging(
         learning_rate=0.02, first_part=0.5, schedule=lambda step: 0.1 / step
@@ -445,6 +452,23 @@ def test_parallel_ensemble_counts_every_run_the_same(tmp_path):
     np.testing.assert_allclose(
         combined.predict(x, verbose=0), expected, atol=1e-6
     )
+
+
+def test_parallel_ensemble_of_models_that_keras_cannot_describe():
+    x, y = blobs(NUM_SAMPLES)
+    ensembles = []
+    for _ in range(2):
+        model = Undescribed([keras.layers.Dense(3, activation="softmax")])
+        model.compile("adam", "sparse_categorical_crossentropy")
+        callback = PlainCheckpoints(num_checkpoints=1)
+        fit(callback, model=model, epochs=6)
+        ensembles.append(callback.ensemble())
+    twice = parallel_ensemble([ensembles[0], *ensembles, ensembles[0]])
+    one, other = (e.predict(x, verbose=0) for e in ensembles)
+    np.testing.assert_allclose(
+        twice.predict(x, verbose=0), (3 * one + other) / 4, atol=1e-6
+    )
+    assert [m["is_final"] for m in twice.members] == [False] * 3 + [True]
 
 
 def test_parallel_ensemble_of_what_does_not_fit(tmp_path):
@@ -608,6 +632,15 @@ def test_compiled_schedule_is_refused_before_training(callback):
     assert not rates.rates
 
 
+def test_rate_that_is_a_function_is_refused():
+    model = sgd_model()
+    model.compile(
+        keras.optimizers.SGD(lambda: 0.1), "sparse_categorical_crossentropy"
+    )
+    with pytest.raises(ValueError, match="Make it with a number"):
+        fit(SnapshotEnsemble(), model=model)
+
+
 def test_several_steps_at_once_are_refused():
     with pytest.raises(ValueError, match="rate of every step.*Leave it out"):
         fit(SnapshotEnsemble(), model=sgd_model(steps_per_execution=2))
@@ -625,6 +658,7 @@ def test_several_steps_at_once_are_refused():
         ("fge", {"num_checkpoints": 1}, "at least 2, the model before"),
         ("fge", {"first_part": 1.0}, "a share between 0 and 1"),
         ("fge", {"cycle_epochs": 3}, "an even number"),
+        ("fge", {"cycle_epochs": 2, "first_part": 0.5}, "one of them, not bo"),
         ("fge", {"lowest_rate": -1}, "a number of at least 0"),
         ("fge", {"highest_rate": 1e-4}, "a number above lowest_rate=0.0005"),
         ("fge", {"schedule": 0.1}, "a function of the step, from 1"),
@@ -633,6 +667,8 @@ def test_several_steps_at_once_are_refused():
         ("swa", {"schedule": len}, "only together with `learning_rate=`"),
         ("ssb-reconstruction", {"highest_rate": -1}, "a number above 0"),
         ("ssb-reconstruction", {"decay": 1.0}, "a factor between 0 and 1"),
+        ("ssb-reconstruction", {"monitor": None}, "a name in `fit`'s logs"),
+        ("ssb-reconstruction", {"patience": 7}, "`patience` the smaller one"),
         ("ssb-reconstruction", {"patience": 0}, r"patience=0\): an integer"),
         ("ssb-reconstruction", {"restart_patience": 0.5}, "an integer"),
         ("ssb-reconstruction", {"deviation_rate": -1}, "of at least 0"),

@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from cbnn_keras.batch_statistics import recompute_statistics
 from cbnn_keras.examples import ArrayExamples
@@ -75,7 +76,49 @@ def test_random_generators_and_other_models_are_left_alone():
     recompute_statistics(plain, nothing())
 
 
-def test_momentum_is_put_back_after_an_error():
+def test_layer_that_is_called_twice_sees_both_inputs():
+    layer = keras.layers.BatchNormalization()
+    first, second = keras.Input((4,)), keras.Input((4,))
+    outputs = keras.layers.Add()([layer(first), layer(second)])
+    model = keras.Model([first, second], outputs)
+    x = samples(96)
+    batches = [(x[i : i + 32], x[i : i + 32] + 10) for i in (0, 32, 64)]
+    recompute_statistics(model, batches)
+    everything = np.concatenate([x, x + 10])
+    np.testing.assert_allclose(
+        layer.moving_mean, everything.mean(axis=0), rtol=1e-4
+    )
+    np.testing.assert_allclose(
+        layer.moving_variance, everything.var(axis=0), rtol=1e-4
+    )
+
+
+def test_other_state_of_training_is_put_back():
+    dense = keras.layers.SpectralNormalization(keras.layers.Dense(3))
+    model = model_with(dense, keras.layers.BatchNormalization())
+    before = dense.get_weights()
+    recompute_statistics(model, [samples()])
+    for one, other in zip(before, dense.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_layer_in_a_function_of_the_models_own_is_named():
+    class Compiled(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.norm = keras.layers.BatchNormalization(name="hidden")
+
+        @tf.function
+        def call(self, x, training=False):
+            return self.norm(x, training=training)
+
+    model = Compiled()
+    model(samples(), training=True)  # traced before anybody watches
+    with pytest.warns(UserWarning, match="'hidden' could not be recomputed"):
+        recompute_statistics(model, [samples()])
+
+
+def test_nothing_is_left_behind_after_an_error():
     layer = keras.layers.BatchNormalization(momentum=0.7)
     model = model_with(layer)
 
@@ -85,7 +128,8 @@ def test_momentum_is_put_back_after_an_error():
 
     with pytest.raises(OSError, match="the disk is gone"):
         recompute_statistics(model, broken())
-    assert layer.momentum == 0.7
+    np.testing.assert_array_equal(layer.moving_mean, np.zeros(4))
+    assert "_moments" not in vars(layer)
 
 
 def test_training_goes_on_with_its_own_momentum():

@@ -93,6 +93,12 @@ def test_table2_takes_the_first_time_that_an_accuracy_is_reached():
     )
 
 
+def test_accuracies_to_reach_without_a_single_model():
+    curve = [{"step": 1, "seconds": 1.0, "accuracy": 0.5}]
+    lines = [{"job": line("cbnn", 0)["job"], "curve": curve}]
+    assert tables.levels("cifar100", lines) == [30, 40, 47]
+
+
 def test_table3_is_by_treatment():
     model = {"model": "efficientnet-b0"}
     lines = [
@@ -196,12 +202,15 @@ def test_networks_side_by_side_add_their_costs_up():
 
 
 def test_unknown_method_or_augmentation():
+    with pytest.raises(ValueError, match="6 epochs cannot be divided among 4"):
+        train("pe", Recipe(epochs=6), None, pathlib.Path(), seed=0)
     with pytest.raises(ValueError, match="not one of single, no-cycle"):
         train("adaboost", Recipe(), None, pathlib.Path(), seed=0)
     from recipes.training import _augment
 
     with pytest.raises(ValueError, match="one of none, standard, autoaug"):
         _augment(Recipe(augment="mixup"))
+    assert _augment(Recipe(augment="none")) is None
     assert callable(_augment(Recipe()))
 
 
@@ -217,6 +226,33 @@ def run_script(tmp_path, *arguments):
 
 
 TINY = ["--preset", "cpu", "--quick", "--epochs", "2"]
+
+
+def test_table_of_nothing(tmp_path, monkeypatch, capsys):
+    import reproduce
+
+    arguments = ["table1", "--print", "--directory", str(tmp_path / "none")]
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", *arguments])
+    reproduce.main()
+    assert "There are no results yet." in capsys.readouterr().out
+
+
+def test_file_has_all_results_and_the_screen_those_that_were_asked_for(
+    tmp_path, monkeypatch, capsys
+):
+    import reproduce
+
+    path = tmp_path / "results.jsonl"
+    recipe = Recipe(model="resnet8", epochs=4)
+    monkeypatch.setattr(reproduce, "recipes", lambda options: [recipe])
+    for seed, error in ((0, 30.0), (1, 32.0)):
+        job = reproduce.Job("table1", recipe, "sse", seed)
+        reproduce.append_line(path, line("sse", error) | {"job": job.key})
+    arguments = ["table1", "--print", "--seeds", "1", "--results", str(path)]
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", *arguments])
+    reproduce.main()
+    assert "| SSE | 32.00 (1) |" in capsys.readouterr().out
+    assert "| SSE | 31.00 ± 1.41 (2) |" in path.with_suffix(".md").read_text()
 
 
 @pytest.mark.large

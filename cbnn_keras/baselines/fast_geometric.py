@@ -51,7 +51,7 @@ class FastGeometricEnsemble(CheckpointCallback):
         directory: str | os.PathLike[str] | None = None,
         *,
         num_checkpoints: int | None = None,
-        first_part: float = 0.8,
+        first_part: float | None = None,
         cycle_epochs: int | None = None,
         highest_rate: float = 0.05,
         lowest_rate: float = 0.0005,
@@ -59,7 +59,12 @@ class FastGeometricEnsemble(CheckpointCallback):
         **options: Unpack[RunOptions],
     ) -> None:
         super().__init__(directory, num_checkpoints=num_checkpoints, **options)
-        name = type(self).__name__
+        name = self._name
+        if first_part is not None and cycle_epochs is not None:
+            raise ValueError(
+                f"{name}(first_part={first_part}, cycle_epochs={cycle_epochs}):"
+                " give one of them, not both."
+            )
         if self.num_checkpoints == 1:
             raise ValueError(
                 f"{name}(num_checkpoints=1): at least 2, the model before the "
@@ -68,7 +73,7 @@ class FastGeometricEnsemble(CheckpointCallback):
         self.first_part = arguments.number(
             name,
             "first_part",
-            first_part,
+            0.8 if first_part is None else first_part,
             above=0,
             below=1,
             allowed="a share between 0 and 1; the default is 0.8",
@@ -104,8 +109,8 @@ class FastGeometricEnsemble(CheckpointCallback):
         if self.cycle_epochs is None:
             cycle = schedules.geometric_cycle(total_steps, num, self.first_part)
         else:
-            name = type(self).__name__
-            cycle = self.cycle_epochs * known_steps(name, steps_per_epoch)
+            epoch = known_steps(self._name, steps_per_epoch)
+            cycle = self.cycle_epochs * epoch
         steps = schedules.geometric_steps(total_steps, num, cycle)
         first = steps[0]
 

@@ -28,6 +28,6 @@ class HorizontalVoting(CheckpointCallback):
 
     def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
         num = self.num_checkpoints or DEFAULT_NUM_CHECKPOINTS
-        spacing = known_steps(type(self).__name__, steps_per_epoch)
+        spacing = known_steps(self._name, steps_per_epoch)
         steps = schedules.last_steps(total_steps, num, spacing)
         return Plan(steps, {**EQUAL_VOTES, "num_checkpoints": num})

@@ -49,31 +49,24 @@ def parallel_ensemble(
     combined = MemoryRun(header, sources[0].run.base)
     offset = 0
     for source in sources:
-        _add(combined, source, offset, is_last=source is sources[-1])
+        _add(combined, source, offset)
         offset += source.run.rounds[-1]["step"]
+    combined.make_last_round_final()
     return CheckpointEnsemble(combined, sources[0].model)
 
 
-def _add(
-    combined: MemoryRun,
-    source: CheckpointEnsemble,
-    offset: int,
-    *,
-    is_last: bool,
-) -> None:
+def _add(combined: MemoryRun, source: CheckpointEnsemble, offset: int) -> None:
     shares = source.votes / source.votes.sum()
-    models = source.member_models()
-    for record, share, model in zip(
-        source.members, shares, models, strict=True
-    ):
+    for record, share in zip(source.members, shares, strict=True):
         moved: Record = {
             **record,
             "step": record["step"] + offset,
             "vote": float(share),
-            "is_final": is_last and record is source.members[-1],
+            "is_final": False,
         }
         correct = source.run.correct(record["step"])
-        combined.add_round(moved, correct, model)
+        with source.member(record["step"]) as model:
+            combined.add_round(moved, correct, model)
 
 
 def _check_same(first: Record, other: Record, number: int) -> None:

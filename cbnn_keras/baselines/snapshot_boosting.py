@@ -28,7 +28,8 @@ class SnapshotBoosting(CheckpointCallback):
     - At a restart the snapshot's vote is that of eq. 3 of CBNN, and the new
       weights are those of its eq. 6, applied to the initial weights, with
       `deviation_rate` for eta.
-    - The model at the end of the run is the last member.
+    - The model at the end of the run is the last member, if it is better than
+      chance.
 
     Args:
         directory: See `CBNNCallback`, as for all other arguments.
@@ -65,7 +66,12 @@ class SnapshotBoosting(CheckpointCallback):
         **options: Unpack[RunOptions],
     ) -> None:
         super().__init__(directory, num_checkpoints=num_checkpoints, **options)
-        name = type(self).__name__
+        name = self._name
+        if not isinstance(monitor, str):
+            raise ValueError(
+                f"{name}(monitor={monitor!r}): a name in `fit`'s logs, such as "
+                "'val_loss'."
+            )
         self.monitor = monitor
         self.highest_rate = arguments.number(
             name,
@@ -86,6 +92,12 @@ class SnapshotBoosting(CheckpointCallback):
         self.restart_patience = arguments.positive_integer(
             name, "restart_patience", restart_patience
         )
+        if self.patience > self.restart_patience:
+            raise ValueError(
+                f"{name}(patience={patience}, restart_patience="
+                f"{restart_patience}): the stage would end before its rate "
+                "decays. Make `patience` the smaller one."
+            )
         self.deviation_rate = arguments.number(
             name,
             "deviation_rate",
@@ -111,7 +123,7 @@ class SnapshotBoosting(CheckpointCallback):
     def _after_epoch(self, logs: Record) -> None:
         if self.monitor not in logs:
             raise ValueError(
-                f"{type(self).__name__}(monitor={self.monitor!r}): `fit` logs "
+                f"{self._name}(monitor={self.monitor!r}): `fit` logs "
                 f"only {', '.join(sorted(logs))}. Pass `validation_data=` to "
                 "`fit`, or choose one of these."
             )

@@ -19,12 +19,16 @@ from cbnn_keras.checkpointing import (
 )
 from cbnn_keras.run import Notes
 
+# Samples to shuffle among in a pipeline that is not ours to know.
+_BUFFER = 10_000
+
 
 class StochasticWeightAveraging(CheckpointCallback):
     """The mean of the weights over the last part of a run ("SWA").
 
     The run has one member, the averaged model, and costs no more to serve than
-    a single one. When `fit` is over the model itself holds the average.
+    a single one. When `fit` is over the model itself holds the average, unless
+    another callback puts other weights into it, as `EarlyStopping` may.
     BatchNorm's statistics are recomputed for it, in a pass over the training
     set without augmentation.
 
@@ -61,7 +65,7 @@ class StochasticWeightAveraging(CheckpointCallback):
         **options: Unpack[RunOptions],
     ) -> None:
         super().__init__(directory, num_checkpoints=num_checkpoints, **options)
-        name = type(self).__name__
+        name = self._name
         self.first_part = arguments.number(
             name,
             "first_part",
@@ -87,9 +91,9 @@ class StochasticWeightAveraging(CheckpointCallback):
         self.schedule = by_step(name, schedule)
 
     def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
-        first = int(total_steps * self.first_part)
+        first = schedules.share_of_steps(total_steps, self.first_part)
         if self.num_checkpoints is None:
-            spacing = known_steps(type(self).__name__, steps_per_epoch)
+            spacing = known_steps(self._name, steps_per_epoch)
         else:
             spacing = max((total_steps - first) // self.num_checkpoints, 1)
         num = min(
@@ -141,7 +145,7 @@ class StochasticWeightAveraging(CheckpointCallback):
         )
         task = self._task
         batches = task.examples.shuffled_inputs(
-            task.batch_size, task.weights.settings.get("shuffle", True)
+            task.batch_size, task.weights.settings.get("shuffle", _BUFFER)
         )
         num_batches = -(-task.examples.num_samples // task.batch_size)
         recompute_statistics(

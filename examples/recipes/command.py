@@ -7,9 +7,15 @@ from typing import Any
 
 from cbnn_keras import CheckpointEnsemble
 from recipes import models
-from recipes.training import METHODS, Recipe, Split, devices, load_split, train
-
-AUGMENTATIONS = ("none", "standard", "autoaugment")
+from recipes.training import (
+    AUGMENTATIONS,
+    METHODS,
+    Recipe,
+    Split,
+    devices,
+    load_split,
+    train,
+)
 
 
 def recipe_parser(

@@ -77,11 +77,11 @@ def _table2_rows(place: tuple[str, str], lines: list[Line]) -> Iterable[Any]:
 
 def levels(dataset: str, lines: list[Line]) -> list[int]:
     """The paper's accuracies, or lower ones where those are out of reach."""
+    singles = [line for line in lines if line["job"]["method"] == "single"]
     finals = [
         100 * max(point["accuracy"] for point in line["curve"])
-        for line in lines
-        if line["job"]["method"] == "single"
-    ] or [0.0]
+        for line in singles or lines
+    ]
     paper = sorted(level for name, level in published.TABLE2 if name == dataset)
     if paper and min(finals) >= paper[-1]:
         return paper

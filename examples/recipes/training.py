@@ -27,7 +27,7 @@ from cbnn_keras.baselines import (
 )
 from cbnn_keras.checkpointing import CheckpointCallback
 from cbnn_keras.schedules import decayed_rate
-from recipes import autoaugment, data, models
+from recipes import autoaugment, blending, data, models
 
 PAPER_EPOCHS = 200
 NUM_PARALLEL = 4  # networks of the parallel ensemble, as in the paper
@@ -46,6 +46,9 @@ METHODS = {
 }
 
 
+AUGMENTATIONS = ("none", "standard", "autoaugment", "randaugment")
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """What a number was got with.
@@ -55,8 +58,8 @@ class Recipe:
         model: See `models.MODELS`.
         epochs: Of a run; the parallel ensemble divides them among its members.
         batch_size: On all devices together. The paper does not say.
-        augment: `"none"`, `"standard"` (shifted and mirrored) or
-            `"autoaugment"` (that, after AutoAugment).
+        augment: `"none"`, `"standard"` (shifted and mirrored), or that after
+            `"autoaugment"` or `"randaugment"`, which is KerasCV's.
         num_checkpoints: Members of an ensemble.
         initial_rate: Where the warm-up leads to; restarts of SSE and SSB and
             the cycles of FGE have the paper's own rates.
@@ -171,8 +174,12 @@ def train(
             f"train: method={method!r} is not one of {', '.join(METHODS)}."
         )
     if method == "pe":
-        epochs = max(recipe.epochs // NUM_PARALLEL, 1)
-        part = dataclasses.replace(recipe, epochs=epochs)
+        if recipe.epochs % NUM_PARALLEL:
+            raise ValueError(
+                f"train: {recipe.epochs} epochs cannot be divided among "
+                f"{NUM_PARALLEL} networks. Give a multiple of {NUM_PARALLEL}."
+            )
+        part = dataclasses.replace(recipe, epochs=recipe.epochs // NUM_PARALLEL)
         return parallel_ensemble(
             train(
                 "single",
@@ -290,16 +297,19 @@ def _optimizer(method: str, recipe: Recipe, num_steps: int) -> Any:
 
 
 def _augment(recipe: Recipe) -> Any:
-    policy = "cifar10" if "cifar" in recipe.dataset else "imagenet"
-    kinds = {
-        "none": lambda: None,
-        "standard": lambda: data.standard_augment,
-        "autoaugment": lambda: autoaugment.compose(
-            autoaugment.autoaugment(policy), data.standard_augment
-        ),
-    }
-    if recipe.augment not in kinds:
+    if recipe.augment not in AUGMENTATIONS:
         raise ValueError(
-            f"Recipe(augment={recipe.augment!r}): one of {', '.join(kinds)}."
+            f"Recipe(augment={recipe.augment!r}): one of "
+            f"{', '.join(AUGMENTATIONS)}."
         )
-    return kinds[recipe.augment]()
+    if recipe.augment == "none":
+        return None
+    if recipe.augment == "standard":
+        return data.standard_augment
+    policy = "cifar10" if "cifar" in recipe.dataset else "imagenet"
+    first = (
+        autoaugment.autoaugment(policy)
+        if recipe.augment == "autoaugment"
+        else blending.rand_augment()
+    )
+    return autoaugment.compose(first, data.standard_augment)
