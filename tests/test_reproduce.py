@@ -43,6 +43,7 @@ def line(method, error, seed=0, *, treatment="original", **recipe):
         "error": error,
         "final_error": error + 1,
         "selected_error": error - 1,
+        "negative_log_likelihood": error / 10,
         "num_members": 6,
     }
 
@@ -54,11 +55,14 @@ def test_table1_has_mean_deviation_and_the_papers_figure():
     # Standard deviation of 30 and 32: sqrt(2).
     assert (
         "| Single | 31.00 ± 1.41 (2) | 32.00 ± 1.41 (2) | 30.00 ± 1.41 (2) "
-        "| 6 | 27.67 ± 0.25 |" in text
+        "| 3.10 ± 0.14 (2) | 6 | 27.67 ± 0.25 |" in text
     )
     assert "| CBNN | 25.00 (1) |" in text
     assert "23.51 ± 0.20 |" in text
     assert "Recipe: dataset cifar100, model resnet110." in text
+    # A model that the paper does not have stands beside one that it has.
+    small = tables.table1([line("cbnn", 70.0, model="resnet8")])
+    assert "| 23.51 ± 0.20 (resnet110) |" in small
 
 
 def test_recipes_have_tables_of_their_own():

@@ -27,6 +27,7 @@ def table1(lines: list[Line]) -> str:
             "error",
             "final model alone",
             "members chosen on held-out data",
+            "negative log-likelihood",
             "members",
             "paper, at its scale",
         ],
@@ -35,15 +36,16 @@ def table1(lines: list[Line]) -> str:
 
 
 def _table1_rows(place: tuple[str, str], lines: list[Line]) -> Iterable[Any]:
+    figures = _nearest(published.TABLE1, *place)
     for method, found in _grouped(lines, lambda line: line["job"]["method"]):
-        figures = published.TABLE1.get(place, {})
         yield [
             METHODS[method],
             spread([line["error"] for line in found]),
             spread([line["final_error"] for line in found]),
             spread([line["selected_error"] for line in found]),
+            spread([line["negative_log_likelihood"] for line in found]),
             _range([line["num_members"] for line in found]),
-            _published(figures.get(method)),
+            figures.get(method, "-"),
         ]
 
 
@@ -60,18 +62,18 @@ def table2(lines: list[Line]) -> str:
 def _table2_rows(place: tuple[str, str], lines: list[Line]) -> Iterable[Any]:
     _, dataset = place
     for level in levels(dataset, lines):
+        figures = _nearest(published.TABLE2, dataset, level)
         for method, found in _grouped(
             lines, lambda line: line["job"]["method"]
         ):
             points = [first_reached(line["curve"], level) for line in found]
             reached = [point for point in points if point is not None]
-            figures = published.TABLE2.get((dataset, level), {})
             yield [
                 f"{level} %",
                 METHODS[method],
                 _reached([p["seconds"] / 60 for p in reached], len(found)),
                 _reached([p["step"] / 1000 for p in reached], len(found)),
-                _published(figures.get(method)),
+                figures.get(method, "-"),
             ]
 
 
@@ -110,12 +112,12 @@ def _table3_rows(place: tuple[str, str], lines: list[Line]) -> Iterable[Any]:
         return line["job"]["treatment"], line["job"]["method"]
 
     for (treatment, method), found in _grouped(lines, group):
-        figures = published.TABLE3.get((*place, treatment), {})
+        figures = _nearest(published.TABLE3, *place, treatment)
         yield [
             treatment,
             METHODS[method],
             spread([line["error"] for line in found]),
-            _published(figures.get(method)),
+            figures.get(method, "-"),
         ]
 
 
@@ -153,9 +155,19 @@ def _range(values: list[int]) -> str:
     return str(low) if low == high else f"{low} to {high}"
 
 
-def _published(figure: published.Figure | None) -> str:
-    if figure is None:
-        return "-"
+def _nearest(table: dict[tuple, Any], first: str, *rest: Any) -> dict[str, str]:
+    """The paper's figures for this, or else for a model that it has."""
+    for name in (first, "resnet110", "efficientnet-b0"):
+        if (name, *rest) in table:
+            label = "" if name == first else f" ({name})"
+            return {
+                method: _written(figure) + label
+                for method, figure in table[(name, *rest)].items()
+            }
+    return {}
+
+
+def _written(figure: published.Figure) -> str:
     mean, deviation = figure
     return f"{mean:.2f}" + (f" ± {deviation:.2f}" if deviation else "")
 
