@@ -62,9 +62,12 @@ class CBNNCallback(CheckpointCallback):
 
     Example:
 
-    >>> x, y = np.random.rand(60, 4), np.arange(60) % 3
+    >>> import keras
+    >>> import numpy as np
+    >>> x, y = np.eye(3).repeat(20, axis=0), np.arange(3).repeat(20)
     >>> model = keras.Sequential([keras.layers.Dense(3, "softmax")])
-    >>> model.compile("adam", "sparse_categorical_crossentropy")
+    >>> adam = keras.optimizers.Adam(0.1)
+    >>> model.compile(adam, "sparse_categorical_crossentropy")
     >>> cbnn = CBNNCallback(num_checkpoints=2)
     >>> train = cbnn.weighted(x, y, batch_size=20)
     >>> _ = model.fit(train, epochs=4, callbacks=[cbnn], verbose=0)

@@ -1,5 +1,6 @@
 """The other methods inside real `fit` calls."""
 
+import gc
 import math
 
 import keras
@@ -31,6 +32,13 @@ METHODS = {
     "swa": StochasticWeightAveraging,
 }
 NUM_SAMPLES = 120
+
+
+@pytest.fixture(autouse=True)
+def collected():
+    """TensorFlow waits for up to a minute when it ends an old iterator."""
+    yield
+    gc.collect()
 
 
 class Rates(keras.callbacks.Callback):

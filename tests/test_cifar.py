@@ -126,7 +126,7 @@ def predict_onnx(path, images):
     return np.concatenate([session.run(None, {"input": b})[0] for b in batches])
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @pytest.mark.skipif(
     not DATA.is_dir(), reason="the CIFAR-100 files of TFDS are not here"
 )

@@ -362,6 +362,7 @@ def test_the_next_command_knows_the_preprocessing(place, capsys):
     assert run_verify(next_commands(capsys.readouterr().out)[0]) == 0
 
 
+@pytest.mark.large
 def test_export_as_a_command(place):
     """As typed in a terminal, and then what it says to type."""
     folder = str(pathlib.Path(sys.executable).parent)

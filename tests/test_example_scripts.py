@@ -116,7 +116,7 @@ def test_runs_of_other_recipes_have_other_names():
 # cifar.py is in test_cifar.py, on two devices.
 
 
-@pytest.mark.slow
+@pytest.mark.large
 @needs_tiny
 def test_tiny_imagenet(tmp_path):
     options = [*SMALL, "--method", "sse", "--checkpoints", "2"]
@@ -207,7 +207,7 @@ def test_finetune(tmp_path):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_export_and_serve(tmp_path):
     lines = run_script("export_and_serve.py", tmp_path, "--epochs", 12)
     text = "\n".join(lines)

@@ -17,6 +17,8 @@ from test_resume import SCRIPT, contents
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble, weighted
 
+pytestmark = pytest.mark.large  # together
+
 
 @pytest.fixture(autouse=True)
 def collected():

@@ -74,6 +74,7 @@ def test_resumed_run_equals_uninterrupted(tmp_path, uninterrupted, crash):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.large
 def test_several_interruptions(tmp_path, uninterrupted):
     directory, _, _ = uninterrupted
     for crash in ((0, 3), (1, 4), (1, None), (3, 1)):
@@ -125,6 +126,7 @@ def test_a_drawn_seed_is_taken_up_again(tmp_path):
     assert resumed.history == reference.history
 
 
+@pytest.mark.large
 def test_logged_ensemble_accuracy_goes_on(tmp_path):
     x, y = images()
     _, _, whole = fit(tmp_path / "whole", validation_data=(x, y))
