@@ -481,8 +481,9 @@ def test_parallel_ensemble_of_models_that_keras_cannot_describe():
 
 def test_parallel_ensemble_of_what_does_not_fit(tmp_path):
     [ensemble] = members_of_seeds(tmp_path, num=1)
-    with pytest.raises(ValueError, match="give the ensembles to put together"):
-        parallel_ensemble([])
+    for wrong in ([], ["runs/a", "runs/b"]):
+        with pytest.raises(ValueError, match="give the ensembles to put toge"):
+            parallel_ensemble(wrong)
     other = PlainCheckpoints(num_checkpoints=1)
     fit(other, model=batch_norm_model(), epochs=3)
     with pytest.raises(ValueError, match="ensemble 2 has another architecture"):

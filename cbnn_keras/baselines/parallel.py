@@ -29,10 +29,12 @@ def parallel_ensemble(
         ValueError: If there are none, or if they do not fit together.
     """
     sources = list(ensembles)
-    if not sources:
+    are_ensembles = all(isinstance(s, CheckpointEnsemble) for s in sources)
+    if not sources or not are_ensembles:
         raise ValueError(
-            "parallel_ensemble([]): give the ensembles to put together, such "
-            "as [CheckpointEnsemble.load(d) for d in directories]."
+            f"parallel_ensemble({sources!r}): give the ensembles to put "
+            "together, such as [CheckpointEnsemble.load(d) for d in "
+            "directories]."
         )
     first = sources[0].run.header
     for number, source in enumerate(sources[1:], start=2):
