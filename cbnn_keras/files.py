@@ -64,9 +64,14 @@ def fsync(path: pathlib.Path) -> None:
 
 
 def replace_json(path: pathlib.Path, content: Any) -> None:
-    """Writes JSON so that a crash leaves the old file or the new one."""
+    """`replace_text` with JSON."""
+    replace_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def replace_text(path: pathlib.Path, content: str) -> None:
+    """Writes a file so that a crash leaves the old one or the new one."""
     temporary = path.with_name(path.name + ".new")
-    temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n")
+    temporary.write_text(content, encoding="utf-8")
     fsync(temporary)
     os.replace(temporary, path)
     fsync(path.parent)

@@ -9,7 +9,8 @@ import warnings
 import pytest
 from helpers import dense_model, memory_ensemble
 
-from cbnn_keras.export import export_onnx, extras
+from cbnn_keras import extras
+from cbnn_keras.export import export_onnx
 
 VARIABLE = "ORT_DISABLE_TELEMETRY"
 

@@ -19,7 +19,8 @@ from tensorflow_serving.apis import prediction_log_pb2
 from tensorflow_serving.config import model_server_config_pb2
 from tritonclient.grpc import model_config_pb2
 
-from cbnn_keras.export import extras, serving
+from cbnn_keras import extras
+from cbnn_keras.export import serving
 
 # --- Warm-up requests ---
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras.export import extras
+from cbnn_keras import extras
 from cbnn_keras.export.graph import ServingGraph, metadata_as_text, trace
 
 OPSET = 17  # tf2onnx stops at 18, which adds transpositions around pooling

@@ -1,13 +1,11 @@
 """Exports of a run directory, for the command line."""
 
 import pathlib
-import zipfile
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from cbnn_keras import architecture
+from cbnn_keras.data_files import load_inputs, load_priors, read_lines
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.export.graph import ServingOptions
 from cbnn_keras.export.onnx import export_onnx
@@ -62,7 +60,7 @@ def export_run(
         "top_k": top_k,
         "voting": voting,
         "priors": None if priors is None else load_priors(priors),
-        "class_names": _read_lines(class_names),
+        "class_names": read_lines(class_names),
         "preprocess": _load_layers(preprocess),
         "sample_data": samples,
         "tolerance": tolerance,
@@ -109,50 +107,6 @@ def default_output(run: pathlib.Path, format: str) -> pathlib.Path:
         "onnx": folder / f"{name}.onnx",
         "triton": folder / "triton" / name,
     }[format]
-
-
-def load_inputs(path: pathlib.Path) -> Any:
-    """`x` of an `.npz` file, or all its arrays but `y`, by name.
-
-    Raises:
-        ValueError: If the file is no such file.
-    """
-    try:
-        with path.open("rb") as opened:
-            file = np.load(opened, allow_pickle=False)
-            if isinstance(file, np.ndarray):
-                raise ValueError("it is one array, an .npy file")
-            arrays = {name: file[name] for name in file.files if name != "y"}
-    except (EOFError, OSError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"{path} is not an .npz file of arrays ({error}). Write one with "
-            "np.savez(path, x=...)."
-        ) from error
-    if not arrays:
-        raise ValueError(f"{path} holds no array `x`.")
-    return arrays["x"] if set(arrays) == {"x"} else arrays
-
-
-def load_priors(path: pathlib.Path) -> np.ndarray:
-    """Numbers of an `.npy` file, or of a text file, one in each line.
-
-    Raises:
-        ValueError: If the file is no such file.
-    """
-    try:
-        if path.suffix != ".npy":
-            return np.array([float(text) for text in path.read_text().split()])
-        with path.open("rb") as opened:
-            return np.lib.format.read_array(opened, allow_pickle=False)
-    except (EOFError, ValueError) as error:
-        raise ValueError(
-            f"{path} holds no priors ({error}). Write them with np.save("
-            "'priors.npy', class_priors(labels)), or one number a line."
-        ) from error
-
-
-def _read_lines(path: pathlib.Path | None) -> list[str] | None:
-    return None if path is None else path.read_text().splitlines()
 
 
 def _load_layers(path: pathlib.Path | None) -> Any:

@@ -4,11 +4,11 @@ import os
 import pathlib
 from typing import Any, Unpack
 
+from cbnn_keras import extras
 from cbnn_keras.console import Reporter
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.export import (
     conversion,
-    extras,
     onnx_files,
     placing,
     precisions,

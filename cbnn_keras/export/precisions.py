@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from cbnn_keras.export import extras, onnx_files
+from cbnn_keras import extras
+from cbnn_keras.export import onnx_files
 from cbnn_keras.export.graph import ServingGraph, by_name
 
 PRECISIONS = ("float32", "float16", "int8")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras.export import extras
+from cbnn_keras import extras
 
 MARK = "# Written by cbnn export."
 

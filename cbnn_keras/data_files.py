@@ -1,0 +1,74 @@
+"""Data for the command line: arrays and lists in files."""
+
+import pathlib
+import zipfile
+from typing import Any
+
+import numpy as np
+
+
+def load_inputs(path: pathlib.Path) -> Any:
+    """`x` of an `.npz` file, or all its arrays but `y`, by name.
+
+    Raises:
+        ValueError: If the file is no such file.
+    """
+    return _inputs(path, _load(path, "x=..."))
+
+
+def load_labelled(path: pathlib.Path) -> tuple[Any, np.ndarray]:
+    """Inputs as `load_inputs` gives them, and `y` of the same `.npz` file.
+
+    Raises:
+        ValueError: If the file is no such file.
+    """
+    arrays = _load(path, "x=..., y=...")
+    if "y" not in arrays:
+        raise ValueError(
+            f"{path} holds no labels `y`, only {', '.join(sorted(arrays))}. "
+            "Write one with np.savez(path, x=..., y=...)."
+        )
+    return _inputs(path, arrays), arrays["y"]
+
+
+def _load(path: pathlib.Path, content: str) -> dict[str, np.ndarray]:
+    try:
+        with path.open("rb") as opened:
+            file = np.load(opened, allow_pickle=False)
+            if isinstance(file, np.ndarray):
+                raise ValueError("it is one array, an .npy file")
+            return {name: file[name] for name in file.files}
+    except (EOFError, OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(
+            f"{path} is not an .npz file of arrays ({error}). Write one with "
+            f"np.savez(path, {content})."
+        ) from error
+
+
+def _inputs(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> Any:
+    inputs = {name: array for name, array in arrays.items() if name != "y"}
+    if not inputs:
+        raise ValueError(f"{path} holds no array `x`.")
+    return inputs["x"] if set(inputs) == {"x"} else inputs
+
+
+def load_priors(path: pathlib.Path) -> np.ndarray:
+    """Numbers of an `.npy` file, or of a text file, one in each line.
+
+    Raises:
+        ValueError: If the file is no such file.
+    """
+    try:
+        if path.suffix != ".npy":
+            return np.array([float(text) for text in path.read_text().split()])
+        with path.open("rb") as opened:
+            return np.lib.format.read_array(opened, allow_pickle=False)
+    except (EOFError, ValueError) as error:
+        raise ValueError(
+            f"{path} holds no priors ({error}). Write them with np.save("
+            "'priors.npy', class_priors(labels)), or one number a line."
+        ) from error
+
+
+def read_lines(path: pathlib.Path | None) -> list[str] | None:
+    return None if path is None else path.read_text().splitlines()
