@@ -8,7 +8,6 @@ and those of `baselines`.
 
 import abc
 import dataclasses
-import hashlib
 import os
 import pathlib
 import sys
@@ -25,7 +24,7 @@ from cbnn_keras.classifier import averages_loss
 from cbnn_keras.console import Reporter
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.rounds import Rounds
-from cbnn_keras.run import MemoryRun, Notes, Record, Run
+from cbnn_keras.run import MemoryRun, Notes, Record, Run, labels_id
 from cbnn_keras.run_directory import (
     RunDirectory,
     check_available,
@@ -137,6 +136,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         self._check_arguments()
         self._weights: SampleWeights | None = None
         self._rounds: Rounds | None = None
+        self._step = 0
 
     # What a method is.
 
@@ -235,14 +235,24 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         """
         return [] if self._rounds is None else self._rounds.run.rounds
 
-    def ensemble(self) -> CheckpointEnsemble:
-        """The members so far, as an ensemble around the trained model."""
+    @property
+    def run(self) -> Run:
+        """Rounds and members so far, wherever they are kept."""
         if self._rounds is None:
             raise ValueError(
-                f"{self._name}.ensemble(): nothing was trained yet. Pass the "
-                "callback to `model.fit(..., callbacks=[...])` first."
+                f"{self._name}: nothing was trained yet. Pass the callback to "
+                "`model.fit(..., callbacks=[...])` first."
             )
-        return CheckpointEnsemble(self._rounds.run, self.model)
+        return self._rounds.run
+
+    @property
+    def step(self) -> int:
+        """How many steps of the run were made."""
+        return self._step
+
+    def ensemble(self) -> CheckpointEnsemble:
+        """The members so far, as an ensemble around the trained model."""
+        return CheckpointEnsemble(self.run, self.model)
 
     # Hooks, in the order in which Keras calls them.
 
@@ -566,8 +576,6 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         task = self._task
         total_steps = self._find_total_steps(first_epoch)
         self._plan = self._make_plan(total_steps, self.params.get("steps"))
-        data = hashlib.sha256(task.labels.tobytes())
-        data.update(task.weights.base.tobytes())
         return {
             "method": self.METHOD,
             "package_version": __version__,
@@ -577,7 +585,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
             "from_logits": task.classifier.from_logits,
             "num_parameters": self.model.count_params(),
             "architecture": architecture.architecture_id(self.model),
-            "labels": data.hexdigest(),
+            "labels": labels_id(task.labels, task.weights.base),
             "settings": {
                 "total_steps": total_steps,
                 "first_epoch": first_epoch,

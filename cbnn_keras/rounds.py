@@ -154,7 +154,7 @@ class Rounds:
                 f"{error}, vote {record['vote']:.3f}, "
                 f"{num} member{'s' if num > 1 else ''}"
             )
-            if self._has_bound:
+            if self.run.has_bound:
                 text += f", bound {record['bound']:.4f}"
         else:
             text = f"{error} is no better than chance: not a member"
@@ -167,20 +167,12 @@ class Rounds:
             record["error"], self._task.classifier.num_classes
         ):
             self._warn_of_chance(record)
-        if self._has_bound and not record["within_budget"]:
+        if self.run.has_bound and not record["within_budget"]:
             self._say_once(
                 "the votes now sum to more than 1/deviation_rate, so the bound "
                 "on the exponential loss no longer holds (theorem 1). This is "
                 "recorded; predictions are fine."
             )
-
-    @property
-    def _has_bound(self) -> bool:
-        """Whether theorem 1 speaks of this method: CBNN's own updates."""
-        settings = self.run.header["settings"]
-        return not (
-            settings.get("equal_votes") or settings.get("updates_from_first")
-        )
 
     def _warn_of_chance(self, record: Record) -> None:
         if "chance" in self._said:

@@ -4,6 +4,7 @@
 """
 
 import abc
+import hashlib
 from typing import Any
 
 import keras
@@ -35,6 +36,27 @@ class Run(abc.ABC):
     @abc.abstractmethod
     def base(self) -> np.ndarray | None: ...
 
+    @property
+    def first_weights(self) -> np.ndarray:
+        """The first round's omega, shape `(num_samples,)`."""
+        num_samples = self.header["num_samples"]
+        base = self.base
+        return np.full(num_samples, 1 / num_samples) if base is None else base
+
+    @property
+    def has_bound(self) -> bool:
+        """Whether theorem 1 speaks of this method: CBNN's own updates."""
+        settings = self.header["settings"]
+        return not (
+            settings.get("equal_votes") or settings.get("updates_from_first")
+        )
+
+    def is_trained_on(self, labels: np.ndarray) -> bool:
+        """Whether these class indices are those of training, in its order."""
+        return len(labels) == self.header["num_samples"] and labels_id(
+            labels, self.first_weights
+        ) == self.header.get("labels")
+
     def round_at(self, step: int) -> Record:
         return next(r for r in self.rounds if r["step"] == step)
 
@@ -43,11 +65,9 @@ class Run(abc.ABC):
 
         `replay(i).weights` is omega as training saw it in round i, from 0.
         """
-        num_samples = self.header["num_samples"]
-        base = self.base
         settings = self.header["settings"]
         booster = boosting.Booster(
-            np.full(num_samples, 1 / num_samples) if base is None else base,
+            self.first_weights,
             self.header["num_classes"],
             settings["deviation_rate"],
             settings["expected_error"],
@@ -155,6 +175,13 @@ class MemoryRun(Run):
 
     def finish(self) -> None:
         pass
+
+
+def labels_id(labels: np.ndarray, first_weights: np.ndarray) -> str:
+    """What tells the training labels of one run from those of another."""
+    digest = hashlib.sha256(labels.astype(np.int64).tobytes())
+    digest.update(first_weights.tobytes())
+    return digest.hexdigest()
 
 
 def unpack_bits(bits: np.ndarray, num_samples: int) -> np.ndarray:

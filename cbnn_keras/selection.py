@@ -81,10 +81,23 @@ def negative_log_likelihood(
     >>> round(negative_log_likelihood(p, np.array([0, 1])), 4)
     0.4904
     """
-    if probabilities.shape[-1] == 1:
-        probabilities = np.concatenate([1 - probabilities, probabilities], 1)
-    of_label = probabilities[np.arange(len(labels)), labels]
-    return float(-np.log(np.maximum(of_label, 1e-7, dtype=np.float64)).mean())
+    of_label = distribution(probabilities)[np.arange(len(labels)), labels]
+    return float(-np.log(np.maximum(of_label, 1e-7)).mean())
+
+
+def distribution(probabilities: np.ndarray) -> np.ndarray:
+    """A column for each class, in float64, where binary ones have just one.
+
+    Example:
+
+    >>> distribution(np.array([[0.25], [1.0]]))
+    array([[0.75, 0.25],
+           [0.  , 1.  ]])
+    """
+    columns = np.asarray(probabilities, dtype=np.float64)
+    if columns.shape[-1] == 1:
+        columns = np.concatenate([1 - columns, columns], axis=-1)
+    return columns
 
 
 def _quality(
