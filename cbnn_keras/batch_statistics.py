@@ -31,26 +31,44 @@ def recompute_statistics(model: keras.Model, batches: Iterable[Any]) -> None:
             other layers that change in training included.
         batches: Inputs of the model, in random order.
     """
-    layers = _batch_norms(model)
-    if not layers:
-        return
-    kept = [np.array(weight) for weight in model.get_weights()]
-    with generators_kept(model):
-        try:
-            statistics = _collect(_forward(model, layers), batches)
-        finally:
-            model.set_weights(kept)
-    for layer, found in zip(layers, statistics, strict=True):
-        if found is None:
-            warnings.warn(
-                f"The statistics of the layer {layer.name!r} could not be "
-                "recomputed: it is not called, or inside a `tf.function` of "
-                "the model's own. It keeps those that it has.",
-                stacklevel=2,
-            )
-            continue
-        layer.moving_mean.assign(found[0])
-        layer.moving_variance.assign(found[1])
+    StatisticsRecomputer(model)(batches)
+
+
+class StatisticsRecomputer:
+    """`recompute_statistics` of one model, for many weights in turn.
+
+    The pass is traced once and serves every call.
+
+    Args:
+        model: Built. Which of its layers are frozen is read here.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._layers = _batch_norms(model)
+        self._forward = _forward(model, self._layers)
+
+    def __call__(self, batches: Iterable[Any]) -> None:
+        """Sets the statistics for the weights that the model has now."""
+        if not self._layers:
+            return
+        kept = [np.array(weight) for weight in self._model.get_weights()]
+        with generators_kept(self._model):
+            try:
+                statistics = _collect(self._forward, batches)
+            finally:
+                self._model.set_weights(kept)
+        for layer, found in zip(self._layers, statistics, strict=True):
+            if found is None:
+                warnings.warn(
+                    f"The statistics of the layer {layer.name!r} could not be "
+                    "recomputed: it is not called, or inside a `tf.function` "
+                    "of the model's own. It keeps those that it has.",
+                    stacklevel=3,
+                )
+                continue
+            layer.moving_mean.assign(found[0])
+            layer.moving_variance.assign(found[1])
 
 
 def _batch_norms(model: keras.Model) -> list[keras.layers.BatchNormalization]:

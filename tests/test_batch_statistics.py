@@ -5,7 +5,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cbnn_keras.batch_statistics import recompute_statistics
+from cbnn_keras.batch_statistics import (
+    StatisticsRecomputer,
+    recompute_statistics,
+)
 from cbnn_keras.examples import ArrayExamples
 
 
@@ -130,6 +133,35 @@ def test_nothing_is_left_behind_after_an_error():
         recompute_statistics(model, broken())
     np.testing.assert_array_equal(layer.moving_mean, np.zeros(4))
     assert "_moments" not in vars(layer)
+
+
+def test_one_trace_serves_weights_that_change():
+    class Counting(keras.layers.Layer):
+        num_traces = 0
+
+        def call(self, x):
+            self.num_traces += 1
+            return x
+
+    counting = Counting()
+    dense = keras.layers.Dense(3)
+    layer = keras.layers.BatchNormalization()
+    model = model_with(counting, dense, layer)
+    recompute = StatisticsRecomputer(model)
+    x = samples(96)
+    counting.num_traces = 0
+    for factor in (1.0, -2.0, 0.5):
+        kernel = factor * np.arange(12, dtype="float32").reshape(4, 3)
+        dense.set_weights([kernel, np.full(3, factor)])
+        recompute(np.split(x, 3))
+        seen = x @ kernel + factor
+        np.testing.assert_allclose(
+            layer.moving_mean, seen.mean(axis=0), rtol=1e-4
+        )
+        np.testing.assert_allclose(
+            layer.moving_variance, seen.var(axis=0), rtol=1e-3
+        )
+    assert counting.num_traces == 1
 
 
 def test_training_goes_on_with_its_own_momentum():
