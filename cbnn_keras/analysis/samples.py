@@ -1,0 +1,265 @@
+"""The samples that members fight with, and labels that are probably wrong."""
+
+import csv
+import dataclasses
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbnn_keras import boosting, selection
+from cbnn_keras.ensemble import CheckpointEnsemble
+from cbnn_keras.run import Run
+from cbnn_keras.run_directory import RunDirectory
+from cbnn_keras.validation import split_labels
+
+_SMALLEST = 1e-7  # of a probability, as in the likelihood
+
+
+@dataclasses.dataclass(frozen=True)
+class HardestSamples:
+    """Training samples, the hardest first, all of shape `(num,)`.
+
+    Attributes:
+        index: Positions in the training data.
+        weight: n * omega in the end; the mean over all samples is 1.
+        num_mistakes: In how many rounds the checkpoint was wrong.
+        num_rounds: Of how many.
+    """
+
+    index: NDArray[np.int64]
+    weight: NDArray[np.float64]
+    num_mistakes: NDArray[np.int64]
+    num_rounds: int
+
+
+def hardest_samples(
+    run: Run | CheckpointEnsemble | str | os.PathLike[str],
+    num: int | None = None,
+) -> HardestSamples:
+    """The training samples with the largest weights.
+
+    Of equal weights, the one that more checkpoints were wrong about comes
+    first, then the one that a later checkpoint was wrong about, so that methods
+    that leave weights alone have a ranking too.
+
+    Args:
+        run: A run, its ensemble or its directory.
+        num: How many; all by default.
+
+    Example:
+
+    >>> from cbnn_keras.run import MemoryRun
+    >>> run = MemoryRun({"num_classes": 2, "num_samples": 3, "settings":
+    ...     {"deviation_rate": 1.0, "expected_error": 0.05}})
+    >>> run.add_round({"step": 1, "is_final": False}, np.array([1, 0, 1]), None)
+    >>> run.add_round({"step": 2, "is_final": True}, np.array([1, 1, 0]), None)
+    >>> hardest_samples(run)
+    HardestSamples(index=array([1, 2, 0]), weight=array([1.5 , 0.75, 0.75]),
+        num_mistakes=array([1, 1, 0]), num_rounds=2)
+    """
+    if num is not None and num < 1:
+        raise ValueError(f"hardest_samples(num={num}): at least 1.")
+    found = as_run(run)
+    weights = final_weights(found)
+    mistakes = np.zeros((len(found.rounds), len(weights)), dtype=bool)
+    for row, record in zip(mistakes, found.rounds, strict=True):
+        row[:] = ~found.correct(record["step"])
+    num_mistakes = mistakes.sum(axis=0)
+    # The last key decides first; of the rounds, the last one.
+    keys = [*mistakes, num_mistakes, weights]
+    order = np.lexsort([-key.astype(np.float64) for key in keys])[:num]
+    return HardestSamples(
+        order, weights[order], num_mistakes[order], len(mistakes)
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Suspects:
+    """How likely the label of each sample is wrong.
+
+    Attributes:
+        ranking: Positions of all samples, the most suspicious first.
+        quality: Between 0 and 1 for each sample, in the order of the data; the
+            lower, the more suspicious.
+        is_suspect: Whether the ensemble takes the label for less likely than a
+            guess: p(label) < 1/k.
+        given: The labels, as class indices.
+        predicted: The class that the ensemble predicts.
+        margin: Probability of the label minus that of the next best class.
+        agreement: Share of the votes for the predicted class.
+        weight: n * omega if the data are those of training, else 1.
+        decisions: The class that each member predicts, shape
+            `(num_members, num_samples)`.
+    """
+
+    ranking: NDArray[np.int64]
+    quality: NDArray[np.float64]
+    is_suspect: NDArray[np.bool_]
+    given: NDArray[np.int64]
+    predicted: NDArray[np.int64]
+    margin: NDArray[np.float64]
+    agreement: NDArray[np.float64]
+    weight: NDArray[np.float64]
+    decisions: NDArray[np.int64]
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Writes a row a sample, in the order of the data.
+
+        The first columns are those of cleanlab's `label_issues`, so that
+        `CleanLearning().fit(x, y, label_issues=pandas.read_csv(path))` trains
+        without the suspects. Sort by `rank`, from 1, to see them first.
+        """
+        rank = np.empty(len(self.ranking), dtype=np.int64)
+        rank[self.ranking] = np.arange(1, len(self.ranking) + 1)
+        columns = {
+            "is_label_issue": self.is_suspect,
+            "label_quality": self.quality,
+            "given_label": self.given,
+            "predicted_label": self.predicted,
+            "index": np.arange(len(rank)),
+            "rank": rank,
+            "weight": self.weight,
+            "margin": self.margin,
+            "agreement": self.agreement,
+        }
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            writer.writerow(columns)
+            writer.writerows(
+                zip(*(c.tolist() for c in columns.values()), strict=True)
+            )
+
+
+def suspects(
+    ensemble: CheckpointEnsemble,
+    x: Any,
+    y: Any = None,
+    *,
+    batch_size: int | None = None,
+    verbose: int = 1,
+) -> Suspects:
+    """Ranks samples by how likely their label is wrong.
+
+    A wrong label is one that members vote against, each of them clearly and
+    all together, and that boosting has raised the weight of. So the score is
+    the mean of two margins, of the ensemble and of the members on average,
+    minus the logarithm of the weight. A margin is log(p(label) / p(next best)).
+    Checkpoints from early in training have not learned wrong labels by heart
+    yet, which is what makes them good witnesses.
+
+    Args:
+        ensemble: All members of the run are best; of an ensemble that was
+            selected, only its members are asked.
+        x: Inputs, or a `tf.data.Dataset` of batches `(x, y)`. The training data
+            in their order, without augmentation, or any others, whose weights
+            are then taken to be equal.
+        y: Labels, in any of the formats of training.
+        batch_size: As in `CheckpointEnsemble.predict`.
+        verbose: 0 for no progress bar.
+    """
+    inputs, labels = split_labels(ensemble.classifier, x, y)
+    weights = weights_of(ensemble.run, labels)
+    members = ensemble.member_probabilities(inputs, batch_size, verbose)
+    return rank_suspects(members, ensemble.votes, labels, weights)
+
+
+def rank_suspects(
+    members: Iterable[np.ndarray],
+    votes: np.ndarray,
+    labels: np.ndarray,
+    weights: np.ndarray,
+) -> Suspects:
+    """`suspects`, from probabilities.
+
+    Args:
+        members: Those of each member, shape `(num_samples, num_classes)`, or
+            one column if binary.
+        votes: Shape `(num_members,)`.
+        labels: Class indices, shape `(num_samples,)`.
+        weights: n * omega.
+    """
+    opinions = _Opinions(labels, votes)
+    for probabilities in members:
+        opinions.add(selection.distribution(probabilities))
+    return opinions.suspects(weights)
+
+
+class _Opinions:
+    """What members say about labels, without keeping all they say."""
+
+    def __init__(self, labels: np.ndarray, votes: np.ndarray) -> None:
+        self._labels = labels
+        self._shares = votes / votes.sum()
+        self._average: Any = 0.0
+        self._log_margin: Any = 0.0
+        self._decisions: list[np.ndarray] = []
+
+    def add(self, probabilities: np.ndarray) -> None:
+        share = self._shares[len(self._decisions)]
+        self._average = self._average + share * probabilities
+        of_label, of_next = _rivals(probabilities, self._labels)
+        self._log_margin = self._log_margin + share * _log_ratio(
+            of_label, of_next
+        )
+        self._decisions.append(boosting.predicted_classes(probabilities))
+
+    def suspects(self, weights: np.ndarray) -> Suspects:
+        of_label, of_next = _rivals(self._average, self._labels)
+        score = (_log_ratio(of_label, of_next) + self._log_margin) / 2 - np.log(
+            np.maximum(weights, _SMALLEST)
+        )
+        predicted = boosting.predicted_classes(self._average)
+        decisions = np.array(self._decisions)
+        return Suspects(
+            ranking=np.argsort(score, kind="stable"),
+            quality=1 / (1 + np.exp(-score)),
+            # A guess is not below a guess, in float32 either.
+            is_suspect=of_label < (1 - 1e-6) / self._average.shape[1],
+            given=self._labels,
+            predicted=predicted,
+            margin=of_label - of_next,
+            agreement=self._shares @ (decisions == predicted),
+            weight=weights,
+            decisions=decisions,
+        )
+
+
+def as_run(source: Run | CheckpointEnsemble | str | os.PathLike[str]) -> Run:
+    """The run itself, of whatever stands for it; a directory is verified."""
+    if isinstance(source, CheckpointEnsemble):
+        return source.run
+    if isinstance(source, Run):
+        return source
+    run = RunDirectory.open(pathlib.Path(source).absolute())
+    run.verify()
+    return run
+
+
+def final_weights(run: Run) -> NDArray[np.float64]:
+    """n * omega after all rounds, shape `(num_samples,)`, mean 1."""
+    return run.replay().weights * run.header["num_samples"]
+
+
+def weights_of(run: Run, labels: np.ndarray) -> NDArray[np.float64]:
+    """`final_weights` if the labels are those of training, else ones."""
+    if run.is_trained_on(labels):
+        return final_weights(run)
+    return np.ones(len(labels))
+
+
+def _rivals(
+    probabilities: np.ndarray, labels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities of the label, and of the most probable other class."""
+    rows = np.arange(len(labels))
+    others = probabilities.copy()
+    others[rows, labels] = -1
+    return probabilities[rows, labels], others.max(axis=1)
+
+
+def _log_ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
+    return np.log(np.maximum(above, _SMALLEST) / np.maximum(below, _SMALLEST))

@@ -1,0 +1,154 @@
+"""Tests of the errors of members, stages and sizes, and of times."""
+
+import keras
+import numpy as np
+import pytest
+from helpers import memory_ensemble, trained
+from sklearn.metrics import zero_one_loss
+
+from cbnn_keras.analysis import performance
+
+
+def error(probabilities, labels):
+    if probabilities.shape[-1] == 1:
+        probabilities = np.hstack([1 - probabilities, probabilities])
+    return zero_one_loss(labels, probabilities.argmax(axis=1))
+
+
+def mean(probabilities, votes, chosen):
+    total = sum(votes[i] * probabilities[i].astype(float) for i in chosen)
+    return total / sum(votes[i] for i in chosen)
+
+
+def binary_ensemble():
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(1, "sigmoid")]
+    )
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(60, 3)).astype("float32")
+    y = (x[:, 0] + generator.normal(size=60) > 0).astype(int)
+    return memory_ensemble(model, [1.0, 0.5, 2.0, 1.5], is_binary=True), x, y
+
+
+def softmax_ensemble():
+    callback, _, x, y = trained(epochs=2)
+    return callback.ensemble(), x, y
+
+
+# --- Errors ---
+
+
+@pytest.mark.parametrize("make", [softmax_ensemble, binary_ensemble])
+def test_errors_are_those_of_the_ensemble_itself(make):
+    ensemble, x, y = make()
+    assert len(ensemble) > 3
+    probabilities = np.stack(list(ensemble.member_probabilities(x, verbose=0)))
+    stages = [error(p, y) for p in ensemble.staged_predict(x, verbose=0)]
+    found = performance.stage_errors(probabilities, ensemble.votes, y)
+    np.testing.assert_allclose(found, stages, atol=1e-12)
+    alone = performance.member_errors(probabilities, y)
+    expected = [error(p, y) for p in probabilities]
+    np.testing.assert_allclose(alone, expected, atol=1e-12)
+    sizes = performance.size_errors(probabilities, ensemble.votes, y)
+    selected = [
+        1 - ensemble.select(num).evaluate(x, y, verbose=0)["accuracy"]
+        for num in range(1, len(ensemble) + 1)
+    ]
+    np.testing.assert_allclose(sizes, selected, atol=1e-12)
+    assert len(set(alone)) > 1  # or the order of members would not show
+    assert sizes[0] == alone[-1]
+    assert sizes[-1] == found[-1]
+    assert found[0] == alone[0]
+
+
+def test_errors_worked_out_by_hand():
+    """Three members, two samples of class 0 and one of class 1."""
+    probabilities = np.array(
+        [
+            [[0.9, 0.1], [0.4, 0.6], [0.9, 0.1]],  # wrong: 2nd and 3rd
+            [[0.4, 0.6], [0.4, 0.6], [0.1, 0.9]],  # wrong: 1st and 2nd
+            [[0.8, 0.2], [0.9, 0.1], [0.6, 0.4]],  # wrong: 3rd
+        ]
+    )
+    votes, labels = np.array([1.0, 1.0, 2.0]), np.array([0, 0, 1])
+    third = 1 / 3
+    found = performance.member_errors(probabilities, labels)
+    np.testing.assert_allclose(found, [2 * third, 2 * third, third])
+    # First two, p(0): 0.65, 0.4, 0.5 -> a tie goes to class 0: two wrong.
+    # All, p(0): (0.9+0.4+1.6)/4, (0.4+0.4+1.8)/4, (0.9+0.1+1.2)/4 = 0.55.
+    found = performance.stage_errors(probabilities, votes, labels)
+    np.testing.assert_allclose(found, [2 * third, 2 * third, third])
+    # Of two at equal intervals, 0.5 and 2: positions 0 and 2;
+    # p(0) of the third sample: (0.9 + 1.2)/3 = 0.7.
+    found = performance.size_errors(probabilities, votes, labels)
+    np.testing.assert_allclose(found, [third, third, third])
+
+
+def test_votes_decide_stages():
+    probabilities = np.array([[[0.9, 0.1]], [[0.3, 0.7]]])
+    for vote, expected in ((1.0, 0.0), (3.0, 1.0)):  # p(0) = 0.6 and 0.45
+        found = performance.stage_errors(
+            probabilities, np.array([1.0, vote]), np.array([0])
+        )
+        np.testing.assert_array_equal(found, [0, expected])
+
+
+def test_sizes_are_at_equal_intervals_and_hold_the_final_model():
+    generator = np.random.default_rng(3)
+    probabilities = generator.dirichlet([1, 1, 1], (4, 50))
+    votes, labels = generator.uniform(1, 3, 4), generator.integers(0, 3, 50)
+    found = performance.size_errors(probabilities, votes, labels)
+    # Every 4/num-th: 3 | 1, 3 | 0.33, 1.67, 3 | all.
+    choices = [[3], [1, 3], [0, 2, 3], [0, 1, 2, 3]]
+    expected = [
+        error(mean(probabilities, votes, chosen), labels) for chosen in choices
+    ]
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+# --- Times ---
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "targets", "expected"),
+    [
+        ([0.2, 0.5, 0.8, 0.9], [0.2, 0.21, 0.8, 0.9], [10, 20, 30, 40]),
+        ([0.5, 0.5, 0.5, 0.5], [0.5, 0.51], [10, np.nan]),  # first of equals
+        ([0.5, 0.9, 0.1, 0.6], [0.55, 0.9, 0.95], [20, 20, np.nan]),
+        ([0.5, 0.6, 0.7, 0.8], [0.9, 0.0, 0.6], [np.nan, 10, 20]),
+        ([np.nan, 0.4, np.nan, 0.6], [0.3, 0.5, 0.9], [20, 40, np.nan]),
+    ],
+)
+def test_time_to_accuracy_worked_out_by_hand(accuracies, targets, expected):
+    times = [10, 20, 30, 40]
+    found = performance.time_to_accuracy(times, accuracies, targets)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_time_to_accuracy_of_two_at_the_same_time():
+    found = performance.time_to_accuracy([1, 1, 2], [0.1, 0.3, 0.5], [0.3])
+    np.testing.assert_array_equal(found, [1])
+
+
+def test_nothing_measured_is_nothing_reached():
+    found = performance.time_to_accuracy([], [], [0.0, 0.5])
+    np.testing.assert_array_equal(found, [np.nan, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("times", "accuracies", "shapes"),
+    [
+        ([1, 3, 2], [0.1, 0.2, 0.3], r"\(3,\) and \(3,\)"),
+        ([1, np.nan, 2], [0.1, 0.2, 0.3], r"\(3,\) and \(3,\)"),
+        ([1, 2], [0.1, 0.2, 0.3], r"\(2,\) and \(3,\)"),
+        ([[1, 2]], [[0.1, 0.2]], r"\(1, 2\) and \(1, 2\)"),
+        (1, 0.5, r"\(\) and \(\)"),
+    ],
+)
+def test_unordered_times_are_refused(times, accuracies, shapes):
+    message = (
+        "time_to_accuracy: times in increasing order and one accuracy for "
+        f"each; received shapes {shapes}"
+    )
+    with pytest.raises(ValueError, match=message):
+        performance.time_to_accuracy(times, accuracies, [0.2])
