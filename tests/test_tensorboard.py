@@ -1,0 +1,452 @@
+"""Rounds in files with events, read back by TensorBoard's own reader."""
+
+import io
+import itertools
+import sys
+
+import keras
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+from helpers import blobs, dense_model
+from matplotlib import pyplot
+from tensorboard.backend.event_processing import (
+    event_accumulator,
+    tag_types,
+)
+
+from cbnn_keras import CBNNCallback
+from cbnn_keras.analysis.tensorboard import TensorBoardLogger
+from cbnn_keras.baselines import PlainCheckpoints, SnapshotBoosting
+from cbnn_keras.boosting import Booster
+
+SCALARS = ["error", "vote", "normaliser", "bound", "exponential_loss"]
+
+
+def fit(callback, log_dir, *others, model=None, epochs=4):
+    """Trains on `blobs`, 6 steps an epoch."""
+    x, y = blobs()
+    model = model or dense_model()
+    train = callback.weighted(x, y, batch_size=20, seed=1)
+    logger = TensorBoardLogger(callback, log_dir)
+    callbacks = [callback, logger, *others]
+    model.fit(train, epochs=epochs, callbacks=callbacks, verbose=0)
+    return logger
+
+
+class Events:
+    """What TensorBoard reads in a directory: `(step, value)` by tag."""
+
+    def __init__(self, log_dir):
+        reader = event_accumulator.EventAccumulator(
+            str(log_dir), size_guidance={tag_types.TENSORS: 0}
+        )
+        self._reader = reader.Reload()
+        self.tags = set(reader.Tags()[tag_types.TENSORS])
+
+    def arrays(self, tag):
+        return [
+            (event.step, tf.make_ndarray(event.tensor_proto))
+            for event in self._reader.Tensors(tag)
+        ]
+
+    def steps(self, tag):
+        return [step for step, _ in self.arrays(tag)]
+
+    def values(self, tag):
+        return [float(value) for _, value in self.arrays(tag)]
+
+    def images(self, tag):
+        """Width and height are in front of each, as text."""
+        for _, (width, height, encoded) in self.arrays(tag):
+            image = PIL.Image.open(io.BytesIO(encoded))
+            assert image.format == "PNG"
+            assert image.size == (int(width), int(height))
+            yield image
+
+
+def assert_logged(events, callback, prefix="cbnn", names=SCALARS):
+    """Each round once, with the values of the history."""
+    history = callback.history
+    assert len(history) >= 2
+    steps = [record["step"] for record in history]
+    for name in names:
+        tag = f"{prefix}/{name}"
+        assert events.steps(tag) == steps
+        expected = [record[name] for record in history]
+        np.testing.assert_allclose(events.values(tag), expected, rtol=1e-6)
+    members = list(itertools.accumulate(r["is_member"] for r in history))
+    assert events.steps(f"{prefix}/members") == steps
+    assert events.values(f"{prefix}/members") == members
+    assert events.steps(f"{prefix}/sample_weights") == steps
+    drawn = [s for s, num in zip(steps, members, strict=True) if num]
+    assert events.steps(f"{prefix}/disagreement") == drawn
+
+
+def assert_weights(buckets, weights):
+    """Rows of a histogram are `left edge, right edge, number`."""
+    left, right, number = buckets.T
+    assert number.sum() == len(weights)
+    np.testing.assert_allclose(left[0], weights.min(), rtol=1e-5)
+    np.testing.assert_allclose(right[-1], weights.max(), rtol=1e-5)
+    # The mean lies between those of the edges.
+    assert (left * number).sum() <= weights.sum() * (1 + 1e-5)
+    assert (right * number).sum() >= weights.sum() * (1 - 1e-5)
+
+
+def test_each_round_of_a_run(tmp_path):
+    cbnn = CBNNCallback(
+        interval=5, deviation_rate=0.1, validation_data=blobs(seed=0)
+    )
+    log_dir = tmp_path / "not there" / "logs"
+    logger = fit(cbnn, log_dir)
+    events = Events(log_dir)
+    assert events.tags == {
+        f"cbnn/{name}"
+        for name in [
+            *SCALARS,
+            "members",
+            "sample_weights",
+            "disagreement",
+            "val_ensemble_accuracy",
+        ]
+    }
+    assert_logged(events, cbnn)
+    assert events.steps("cbnn/val_ensemble_accuracy") == [6, 12, 18, 24]
+    np.testing.assert_allclose(
+        events.values("cbnn/val_ensemble_accuracy"),
+        logger.model.history.history["val_ensemble_accuracy"],
+        rtol=1e-6,
+    )
+
+
+def test_weights_are_those_after_the_update_of_the_round(tmp_path):
+    cbnn = CBNNCallback(interval=5, deviation_rate=0.1)
+    fit(cbnn, tmp_path)
+    run = cbnn.ensemble().run
+    booster = Booster(np.full(120, 1 / 120), 3, deviation_rate=0.1)
+    histograms = Events(tmp_path).arrays("cbnn/sample_weights")
+    ranges = []
+    for (step, buckets), record in zip(histograms, run.rounds, strict=True):
+        booster.add(run.correct(step), is_final=record["is_final"])
+        assert_weights(buckets, booster.weights * 120)
+        ranges.append((buckets[0, 0], buckets[-1, 1]))
+    # All differ, but those after the final round, which has no update.
+    assert ranges[-1] == ranges[-2]
+    assert len(set(ranges)) == len(ranges) - 1
+
+
+def test_images_are_of_the_disagreement(tmp_path, monkeypatch):
+    drawn = []
+
+    def draw(matrix, ax, *, labels, kind, title):
+        assert kind == "disagreement"
+        drawn.append((matrix, list(labels), title))
+        # A known colour, to find it in the file again.
+        ax.figure.set_facecolor((1, 0, len(drawn) / 255))
+
+    monkeypatch.setattr("cbnn_keras.analysis.tensorboard.draw_heat_map", draw)
+    cbnn = CBNNCallback(interval=5)
+    fit(cbnn, tmp_path)
+    run = cbnn.ensemble().run
+    images = list(Events(tmp_path).images("cbnn/disagreement"))
+    assert len(images) == len(drawn) == len(run.rounds)
+    for number, (matrix, labels, title) in enumerate(drawn, start=1):
+        members = run.members[:number]
+        assert labels == members
+        assert f"step {members[-1]}" in title
+        for i, j in itertools.product(range(number), repeat=2):
+            one = sum(
+                a != b
+                for a, b in zip(
+                    run.correct(members[i]),
+                    run.correct(members[j]),
+                    strict=True,
+                )
+            )
+            assert matrix[i, j] == pytest.approx(one / 120)
+        assert images[number - 1].getpixel((0, 0)) == (255, 0, number, 255)
+    assert matrix.max() > 0
+
+
+def test_images_show_something(tmp_path):
+    fit(CBNNCallback(interval=8), tmp_path)
+    for image in Events(tmp_path).images("cbnn/disagreement"):
+        assert image.mode == "RGBA"
+        assert min(image.size) >= 300
+        assert len(set(image.get_flattened_data())) > 20
+    assert pyplot.get_fignums() == []  # none of them is kept
+
+
+def test_rounds_are_there_while_it_trains(tmp_path):
+    cbnn = CBNNCallback(interval=5)
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if cbnn.history and cbnn.history[-1]["step"] == cbnn._step:
+                seen.append(Events(tmp_path).steps("cbnn/error"))
+
+    fit(cbnn, tmp_path, Look())
+    steps = [record["step"] for record in cbnn.history]
+    assert seen == [steps[: i + 1] for i in range(len(steps))]
+
+
+@pytest.mark.parametrize(
+    ("method", "prefix"),
+    [
+        (PlainCheckpoints(num_checkpoints=3), "no-cycle"),
+        (
+            SnapshotBoosting(monitor="loss", patience=1, restart_patience=1),
+            "ssb-reconstruction",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_baselines_have_no_bound(tmp_path, method, prefix):
+    fit(method, tmp_path, epochs=8)
+    events = Events(tmp_path)
+    names = ["error", "vote", "normaliser"]
+    assert events.tags == {
+        f"{prefix}/{name}"
+        for name in [*names, "members", "sample_weights", "disagreement"]
+    }
+    assert_logged(events, method, prefix, names)
+
+
+def test_steps_per_execution(tmp_path):
+    cbnn = CBNNCallback(interval=5)
+    fit(cbnn, tmp_path, model=dense_model(steps_per_execution=4))
+    assert_logged(Events(tmp_path), cbnn)
+
+
+def test_stopped_early(tmp_path):
+    stop = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, _: (
+            setattr(stop.model, "stop_training", True) if epoch == 1 else None
+        )
+    )
+    cbnn = CBNNCallback(interval=5)
+    fit(cbnn, tmp_path, stop)
+    assert cbnn.history[-1]["is_final"]
+    assert cbnn.history[-1]["step"] == 12
+    assert_logged(Events(tmp_path), cbnn)
+
+
+def test_a_round_that_becomes_final_is_written_once(tmp_path):
+    """Its record is replaced, and its update undone, in `on_train_end`."""
+    cbnn = CBNNCallback(interval=6)
+    # After the callback's own turn at the end of the epoch.
+    stop = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, _: (
+            setattr(stop.model, "stop_training", True) if epoch == 1 else None
+        )
+    )
+    fit(cbnn, tmp_path, stop)
+    assert [r["step"] for r in cbnn.history] == [6, 12]
+    assert cbnn.history[-1]["is_final"]
+    assert_logged(Events(tmp_path), cbnn)
+
+
+@pytest.mark.filterwarnings("ignore:At step:UserWarning")  # all is chance
+def test_a_checkpoint_that_was_turned_down_and_is_the_final_model(tmp_path):
+    """Two values at one step, of which the later is that of the history."""
+    model = dense_model(optimizer=keras.optimizers.SGD(0.0))
+    model.layers[-1].kernel.assign(np.zeros((8, 3)))  # always the first class
+    cbnn = CBNNCallback(interval=6)
+    stop = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: setattr(model, "stop_training", True)
+    )
+    fit(cbnn, tmp_path, stop, model=model)
+    assert [r["step"] for r in cbnn.history] == [6]
+    events = Events(tmp_path)
+    assert events.arrays("cbnn/vote") == [(6, 0.0), (6, 1.0)]
+    assert events.arrays("cbnn/members") == [(6, 0.0), (6, 1.0)]
+    # Without members there is nothing to draw.
+    assert events.steps("cbnn/disagreement") == [6]
+
+
+# More than one `fit`.
+
+
+def test_a_second_fit_with_the_same_logger(tmp_path):
+    cbnn = CBNNCallback(interval=5)
+    x, y = blobs()
+    train = cbnn.weighted(x, y, batch_size=20, seed=1)
+    logger = TensorBoardLogger(cbnn, tmp_path / "first")
+    model = dense_model()
+    for name in ("first", "second"):
+        logger.log_dir = str(tmp_path / name)
+        model.fit(train, epochs=2, callbacks=[cbnn, logger], verbose=0)
+        assert_logged(Events(tmp_path / name), cbnn)
+
+
+def test_a_new_run_is_written_whole_whatever_is_there(tmp_path):
+    for _ in range(2):
+        keras.utils.set_random_seed(0)
+        cbnn = CBNNCallback(tmp_path / "run", interval=5, overwrite=True)
+        fit(cbnn, tmp_path / "logs", epochs=1)
+    steps = [record["step"] for record in cbnn.history]
+    assert Events(tmp_path / "logs").steps("cbnn/error") == 2 * steps
+
+
+class Stop(Exception):
+    """Ends `fit` in the middle."""
+
+
+def stop_at(step):
+    def stop(batch, logs):
+        if next(steps) == step:
+            raise Stop
+
+    steps = itertools.count(1)
+    return keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+
+
+def resumable(tmp_path, *others, log_dir="logs"):
+    keras.backend.clear_session(free_memory=False)  # as in a new process
+    keras.utils.set_random_seed(0)
+    cbnn = CBNNCallback(
+        tmp_path / "run",
+        interval=4,
+        resume=True,
+        deviation_rate=0.1,
+        validation_data=blobs(),
+    )
+    fit(cbnn, tmp_path / log_dir, *others, epochs=3)
+    return cbnn
+
+
+# Of 18 steps, 6 an epoch, a round every 4; the state is kept every epoch.
+@pytest.mark.parametrize("step", [5, 7, 17, 18])
+def test_a_resumed_run_repeats_no_round(tmp_path, step):
+    with pytest.raises(Stop):
+        resumable(tmp_path, stop_at(step))
+    cbnn = resumable(tmp_path)
+    events = Events(tmp_path / "logs")
+    assert_logged(events, cbnn)
+    # Also not that of an epoch that was trained again.
+    assert events.steps("cbnn/val_ensemble_accuracy") == [6, 12, 18]
+
+
+def test_a_finished_run_is_not_written_again(tmp_path):
+    resumable(tmp_path)
+    files = list((tmp_path / "logs").iterdir())
+    cbnn = resumable(tmp_path)
+    assert list((tmp_path / "logs").iterdir()) == files
+    assert_logged(Events(tmp_path / "logs"), cbnn)
+
+
+@pytest.mark.parametrize("step", [13, None])
+def test_rounds_before_the_first_log_are_written_too(tmp_path, step):
+    if step is None:
+        resumable(tmp_path, log_dir="others")
+    else:
+        with pytest.raises(Stop):
+            resumable(tmp_path, stop_at(step), log_dir="others")
+    cbnn = resumable(tmp_path)
+    events = Events(tmp_path / "logs")
+    assert_logged(events, cbnn)
+    run = cbnn.ensemble().run
+    histograms = events.arrays("cbnn/sample_weights")
+    for i, (_, buckets) in enumerate(histograms, start=1):
+        assert_weights(buckets, run.replay(i).weights * 120)
+
+
+def test_files_of_others_do_not_count_as_written(tmp_path):
+    other = tf.summary.create_file_writer(str(tmp_path / "logs"))
+    with other.as_default():
+        tf.summary.scalar("loss", 1.0, step=4)
+    other.close()
+    cbnn = resumable(tmp_path)
+    assert_logged(Events(tmp_path / "logs"), cbnn)
+
+
+@pytest.mark.slow
+def test_an_event_that_was_cut_off(tmp_path):
+    with pytest.raises(Stop):
+        resumable(tmp_path, stop_at(14))
+    (path,) = (tmp_path / "logs").iterdir()
+    path.write_bytes(path.read_bytes()[:-20])
+    cbnn = resumable(tmp_path)
+    events = Events(tmp_path / "logs")
+    # The round that was not whole is there once more.
+    steps = [record["step"] for record in cbnn.history]
+    assert sorted(set(events.steps("cbnn/error"))) == steps
+    assert events.steps("cbnn/members") == steps
+
+
+# Several devices.
+
+
+def test_under_a_strategy(tmp_path):
+    strategy = tf.distribute.MirroredStrategy(
+        ["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()
+    )
+    with strategy.scope():
+        cbnn = CBNNCallback(interval=5, deviation_rate=0.1)
+        fit(cbnn, tmp_path, epochs=2)
+    events = Events(tmp_path)
+    assert_logged(events, cbnn)
+    _, buckets = events.arrays("cbnn/sample_weights")[-1]
+    assert_weights(buckets, cbnn.sample_weights.numpy())
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("callback", ["logs", None, keras.callbacks.History()])
+def test_another_callback(callback):
+    with pytest.raises(
+        ValueError,
+        match=r"TensorBoardLogger\(.*takes the checkpoints, such as "
+        r"`CBNNCallback`.*callbacks=\[callback, logger\]",
+    ):
+        TensorBoardLogger(callback, "logs")
+
+
+def test_another_directory():
+    with pytest.raises(ValueError, match=r"log_dir=3\): a directory"):
+        TensorBoardLogger(CBNNCallback(), 3)
+
+
+@pytest.mark.parametrize("package", ["tensorboard", "matplotlib"])
+def test_a_missing_package(monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        ImportError,
+        match=rf'{package}: pip install "cbnn-keras\[tensorboard\]"',
+    ):
+        TensorBoardLogger(CBNNCallback(), "logs")
+
+
+@pytest.mark.parametrize("is_used_before", [False, True])
+def test_the_callback_is_not_in_fit(tmp_path, is_used_before):
+    x, y = blobs()
+    cbnn = CBNNCallback()
+    logger = TensorBoardLogger(cbnn, tmp_path / "logs")
+    model = dense_model()
+    if is_used_before:
+        train = cbnn.weighted(x, y)
+        model.fit(train, callbacks=[cbnn], verbose=0)
+    with pytest.raises(
+        ValueError, match=r"its CBNNCallback is not among.*List both"
+    ):
+        model.fit(x, y, callbacks=[logger], verbose=0)
+    assert not (tmp_path / "logs").exists()
+
+
+def test_listed_before_the_callback(tmp_path):
+    x, y = blobs()
+    cbnn = CBNNCallback(interval=5, validation_data=(x, y))
+    train = cbnn.weighted(x, y, batch_size=20)
+    logger = TensorBoardLogger(cbnn, tmp_path)
+    with pytest.warns(
+        UserWarning,
+        match=r"listed before its CBNNCallback.*final round.*"
+        r"List it after: `callbacks=\[callback, logger\]`",
+    ) as found:
+        dense_model().fit(train, epochs=2, callbacks=[logger, cbnn], verbose=0)
+    assert sum("listed before" in str(w.message) for w in found) == 1
+    assert "cbnn/val_ensemble_accuracy" not in Events(tmp_path).tags
