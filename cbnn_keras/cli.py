@@ -16,6 +16,8 @@ _EXAMPLES = """examples:
   cbnn demo                      train a small ensemble on real digits
   cbnn inspect runs/demo         the members of a run and their votes
   cbnn inspect runs/demo --json  the same for machines
+  cbnn report runs/demo --data runs/demo.train.npz runs/demo.test.npz
+                                 what it learned, as a page for the browser
   cbnn export runs/demo          one SavedModel of all members
   cbnn export runs/demo --format onnx --output digits.onnx
   cbnn verify digits.onnx --run runs/demo
@@ -81,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     inspect.set_defaults(command=_inspect)
 
+    report = commands.add_parser(
+        "report", help="show what runs have learned, in the browser"
+    )
+    _add_report_options(report)
+    report.set_defaults(command=_report, error=report.error)
+
     export = commands.add_parser(
         "export", help="write the ensemble as one artefact for serving"
     )
@@ -106,6 +114,55 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         type=pathlib.Path,
         metavar="RUN",
         help="the directory of a run, as given to CBNNCallback",
+    )
+
+
+def _add_report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "runs",
+        type=pathlib.Path,
+        nargs="+",
+        metavar="RUN",
+        help="directories of runs of any method; several are shown side by "
+        "side",
+    )
+    parser.add_argument(
+        "--data",
+        type=pathlib.Path,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE",
+        help=".npz files with inputs `x` and labels `y`: data that were not "
+        "trained on, the training data in their order, or both; which is which "
+        "is found out",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=pathlib.Path,
+        default=pathlib.Path("report.html"),
+        help="the page; a file that is there is replaced (default: "
+        "%(default)s)",
+    )
+    parser.add_argument(
+        "--suspects",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="also write how likely each label is wrong, as CSV in the form "
+        "that cleanlab reads; of the training data if they are given",
+    )
+    parser.add_argument(
+        "--class-names",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="a text file with the name of a class in each line",
+    )
+    parser.add_argument(
+        "--loss-plane",
+        action="store_true",
+        help="also draw the loss around three members (figure 1 of the "
+        "paper); takes minutes and needs the training data",
     )
 
 
@@ -217,6 +274,30 @@ def _inspect(parsed: argparse.Namespace) -> None:
         print(json.dumps(content, indent=1))
     else:
         print_run(content)
+
+
+def _report(parsed: argparse.Namespace) -> None:
+    if parsed.suspects is not None and (
+        len(parsed.runs) > 1 or not parsed.data
+    ):
+        parsed.error("--suspects is for one RUN and needs --data FILE")
+    if parsed.loss_plane and not parsed.data:
+        parsed.error("--loss-plane needs --data FILE with the training data")
+    with _quiet_start():
+        from cbnn_keras.analysis.report import report_files
+
+        _start_devices()
+    report_files(
+        parsed.runs,
+        parsed.output,
+        data=parsed.data,
+        class_names=parsed.class_names,
+        suspects=parsed.suspects,
+        with_loss_plane=parsed.loss_plane,
+    )
+    print(f"The report is in {parsed.output}. Open it in a browser.")
+    if parsed.suspects is not None:
+        print(f"Suspicious labels are in {parsed.suspects}.")
 
 
 def _export(parsed: argparse.Namespace) -> None:

@@ -1,0 +1,175 @@
+"""`cbnn report`: what a run has to show, as one page for the browser.
+
+`findings` has the numbers and `sections` puts them into words and plots.
+"""
+
+import hashlib
+import importlib.resources
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+
+from cbnn_keras import files
+from cbnn_keras.analysis import page
+from cbnn_keras.analysis.findings import Findings, Labelled, Source, examine
+from cbnn_keras.analysis.loss_plane import LossPlane, loss_plane
+from cbnn_keras.analysis.sections import make_sections
+from cbnn_keras.data_files import load_labelled, read_lines
+from cbnn_keras.extras import need
+
+# Of the loss plane: minutes, not hours.
+_RESOLUTION, _NUM_SAMPLES = 15, 2000
+
+
+def write_report(
+    sources: Sequence[Source],
+    output: str | os.PathLike[str],
+    *,
+    data: Sequence[Labelled] = (),
+    class_names: Sequence[str] | None = None,
+    suspects: str | os.PathLike[str] | None = None,
+    with_loss_plane: bool = False,
+    batch_size: int | None = None,
+    verbose: int = 1,
+) -> list[Findings]:
+    """Writes one self-contained HTML page about one or several runs.
+
+    Args:
+        sources: Directories of runs, or ensembles, of any method.
+        output: The page. A file that is there is replaced.
+        data: Training data of the runs, in their order and not augmented, for
+            hard samples, weights of classes and suspicious labels; and data
+            that were not trained on, for everything else. Which is which is
+            found out.
+        class_names: Names of the classes, to show instead of numbers.
+        suspects: Where to write the suspicious labels as CSV, see
+            `samples.Suspects.to_csv`; for one run.
+        with_loss_plane: Whether to add the loss around three members, which
+            takes minutes and needs the training data. It is kept beside the
+            page and not computed again.
+        batch_size: As in `CheckpointEnsemble.predict`.
+        verbose: 0 for no progress bars.
+
+    Returns:
+        The numbers behind the page, for each run.
+
+    Raises:
+        ValueError: If an argument does not fit the others or the runs.
+    """
+    target = pathlib.Path(output)
+    if not sources:
+        raise ValueError("write_report: give one run at least.")
+    if target.is_dir():
+        raise ValueError(
+            f"{target} is a directory; give the name of a file, such as "
+            f"{target / 'report.html'}."
+        )
+    for extra in ("matplotlib", "jinja2"):
+        need(extra, "report")  # now, and not after minutes of predictions
+    if suspects is not None and (len(sources) > 1 or not data):
+        raise ValueError(
+            "Suspicious labels are those of one run and of data with labels: "
+            "give one run, and its data."
+        )
+    found = examine(sources, data, batch_size=batch_size, verbose=verbose)
+    _check_names(found, class_names)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    planes = [
+        _plane(f, target, verbose) if with_loss_plane else None for f in found
+    ]
+    html = render(found, class_names=class_names, planes=planes)
+    files.replace_text(target, html)
+    if suspects is not None and found[0].scrutiny is not None:
+        found[0].scrutiny.suspects.to_csv(suspects)
+    return found
+
+
+def report_files(
+    runs: Sequence[pathlib.Path],
+    output: pathlib.Path,
+    *,
+    data: Sequence[pathlib.Path] = (),
+    class_names: pathlib.Path | None = None,
+    suspects: pathlib.Path | None = None,
+    with_loss_plane: bool = False,
+) -> list[Findings]:
+    """`write_report` for files: `.npz` with `x` and `y`, names in lines."""
+    return write_report(
+        runs,
+        output,
+        data=[Labelled(path.name, *load_labelled(path)) for path in data],
+        class_names=read_lines(class_names),
+        suspects=suspects,
+        with_loss_plane=with_loss_plane,
+    )
+
+
+def render(
+    found: Sequence[Findings],
+    *,
+    class_names: Sequence[str] | None = None,
+    planes: Sequence[LossPlane | None] = (),
+) -> str:
+    """The page as a string."""
+    jinja2 = need("jinja2", "report")
+    template = importlib.resources.files(__package__) / "report.html"
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    html = environment.from_string(template.read_text("utf-8")).render(
+        title=f"{found[0].name}: what the ensemble learned"
+        if len(found) == 1
+        else f"{len(found)} runs side by side",
+        subtitle=_subtitle(found),
+        sections=make_sections(found, class_names, planes),
+    )
+    return page.with_own_ids(html)
+
+
+def _check_names(
+    found: Sequence[Findings], class_names: Sequence[str] | None
+) -> None:
+    num_classes = found[0].run.header["num_classes"]
+    if class_names is not None and len(class_names) != num_classes:
+        raise ValueError(
+            f"There are {len(class_names)} class names for {num_classes} "
+            "classes. Give one for each, in the order of the labels."
+        )
+
+
+def _subtitle(found: Sequence[Findings]) -> str:
+    header = found[0].run.header
+    parts = [
+        ", ".join(
+            dict.fromkeys(f.run.header.get("method", "?") for f in found)
+        ),
+        f"{header['num_classes']} classes",
+        f"{header['num_samples']:,} training samples",
+        f"{header.get('num_parameters', 0):,} parameters",
+    ]
+    return " · ".join(parts)
+
+
+def _plane(found: Findings, target: pathlib.Path, verbose: int) -> LossPlane:
+    scrutiny = found.scrutiny
+    if found.ensemble is None or scrutiny is None or not scrutiny.is_training:
+        raise ValueError(
+            f"The loss plane of {found.name} needs its training data: --data "
+            "train.npz, with arrays x and y in the order of training."
+        )
+    # Another run has another file, so that none is in the way of the next.
+    content = json.dumps([found.run.header, found.run.rounds])
+    run_id = hashlib.sha256(content.encode()).hexdigest()[:8]
+    return loss_plane(
+        found.ensemble,
+        scrutiny.data.x,
+        scrutiny.data.y,
+        resolution=_RESOLUTION,
+        max_samples=_NUM_SAMPLES,
+        cache=target.with_name(f"{target.stem}.loss-plane-{run_id}.npz"),
+        verbose=verbose,
+    )

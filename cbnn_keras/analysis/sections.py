@@ -1,0 +1,404 @@
+"""Findings in words and plots: the sections of a report."""
+
+import functools
+import platform
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cbnn_keras.analysis import page, plots
+from cbnn_keras.analysis.findings import Evaluation, Findings
+from cbnn_keras.analysis.loss_plane import LossPlane
+from cbnn_keras.analysis.page import Part, Section, Table, missing
+from cbnn_keras.analysis.sample_sections import (
+    ClassNames,
+    hardest_section,
+    suspects_section,
+)
+from cbnn_keras.version import __version__
+
+_LEGEND_LETTERS = 24  # of the name of a run
+
+
+def make_sections(
+    found: Sequence[Findings],
+    class_names: Sequence[str] | None = None,
+    planes: Sequence[LossPlane | None] = (),
+) -> list[Section]:
+    """All sections of a page, in their order.
+
+    Args:
+        found: Of each run.
+        class_names: Names of the classes, to show instead of numbers.
+        planes: The loss around three members of each run, where it is known.
+    """
+    names = ClassNames(class_names)
+    return [
+        _summary(found),
+        _rounds(found),
+        _growth(found),
+        _diversity(found),
+        _weights(found, names),
+        _calibration(found),
+        hardest_section(found, names),
+        suspects_section(found, names),
+        *([_loss_planes(found, planes)] if any(planes) else []),
+        _settings(found),
+    ]
+
+
+def _summary(found: Sequence[Findings]) -> Section:
+    return Section(
+        "summary",
+        "Is the ensemble better?",
+        "The ensemble against the model at the end of the same training.",
+        [_summary_part(f) for f in found],
+    )
+
+
+def _summary_part(found: Findings) -> Part:
+    if found.evaluation is None:
+        last = found.run.round_at(found.steps[-1])
+        return Part(
+            found.name,
+            [
+                f"{len(found.steps)} members. The last one has a weighted "
+                f"error of {last['error']:.2%} on the training set.",
+                "Give data that were not trained on to see whether the "
+                "ensemble is better: cbnn report RUN --data test.npz, with "
+                "arrays x and y.",
+            ],
+        )
+    evaluation = found.evaluation
+    rows = [
+        [
+            model.name,
+            f"{100 * model.error:.2f}",
+            f"{model.before.negative_log_likelihood:.4f}",
+            f"{model.after.negative_log_likelihood:.4f}",
+            f"{100 * model.before.expected_error:.2f}",
+        ]
+        for model in evaluation.models
+    ]
+    head = ["", "error, %", "NLL", "NLL, scaled", "ECE, %"]
+    return Part(
+        found.name,
+        [_verdict(evaluation), _where(evaluation)],
+        tables=[Table(head, rows)],
+    )
+
+
+def _verdict(evaluation: Evaluation) -> str:
+    gained, lost = evaluation.gained_and_lost
+    points = 100 * (gained - lost) / len(evaluation.labels)
+    counts = (
+        f"it gets {gained:,} samples that the final model misses, and misses "
+        f"{lost:,} that the final model gets"
+    )
+    # Under the hypothesis of no difference, gained is binomial with p = 1/2.
+    if abs(gained - lost) < 2 * np.sqrt(gained + lost) or gained == lost:
+        return (
+            f"No clear difference ({points:+.2f} points of accuracy): {counts}."
+        )
+    word = "better" if gained > lost else "worse"
+    return f"The ensemble is {word} by {abs(points):.2f} points: {counts}."
+
+
+def _where(evaluation: Evaluation) -> str:
+    where = f"On {len(evaluation.labels):,} samples of {evaluation.data.name}"
+    if evaluation.is_training:
+        return (
+            f"{where}, which the members were TRAINED ON: new data will give "
+            "larger errors. Add data that were not trained on."
+        )
+    return f"{where}, which the members were not trained on."
+
+
+def _rounds(found: Sequence[Findings]) -> Section:
+    return Section(
+        "rounds",
+        "Did boosting do anything?",
+        "A round for each checkpoint: its weighted error e on the training "
+        "set, its vote, the normaliser Z of the new weights, and the product "
+        "of the Zs, which bounds the exponential loss of the ensemble.",
+        [_rounds_part(f) for f in found],
+    )
+
+
+def _rounds_part(found: Findings) -> Part:
+    rounds, run = found.run.rounds, found.run
+    drawings = [page.plot(lambda ax: plots.draw_rounds(rounds, ax))]
+    texts = []
+    if run.has_bound:
+        drawings.append(page.plot(lambda ax: plots.draw_bound(rounds, ax)))
+    else:
+        texts.append(
+            f"The method {run.header.get('method', '?')!r} does not boost as "
+            "CBNN does; the bound of theorem 1 does not speak of it."
+        )
+    head = ["step", "epoch", "e", "vote", "Z", "bound", "exp. loss"]
+    rows = [
+        [
+            f"{r['step']:,}",
+            r["epoch"] + 1,
+            f"{r['error']:.4f}",
+            f"{r['vote']:.3f}" if r["step"] in found.steps else "no member",
+            f"{r['normaliser']:.4f}",
+            f"{r['bound']:.4f}" if run.has_bound else "-",
+            f"{r['exponential_loss']:.4f}" if run.has_bound else "-",
+        ]
+        for r in rounds
+    ]
+    return Part(found.name, texts, drawings, [Table(head, rows)])
+
+
+def _growth(found: Sequence[Findings]) -> Section:
+    curves = {
+        _legend(f.name, i, len(found)): (f.steps, 1 - f.evaluation.stage_errors)
+        for i, f in enumerate(found, start=1)
+        if f.evaluation is not None
+    }
+    return Section(
+        "growth",
+        "How many members, how long?",
+        "The error of members and of the ensemble as it grows.",
+        [_growth_part(f) for f in found],
+        [
+            page.plot(
+                lambda ax: plots.draw_time_to_accuracy(curves, ax, unit="steps")
+            )
+        ]
+        if curves
+        else [],
+    )
+
+
+def _legend(name: str, number: int, num_runs: int) -> str:
+    """Short enough for a legend, and still unlike the others."""
+    is_long = len(name) > _LEGEND_LETTERS
+    short = f"{name[: _LEGEND_LETTERS - 1]}…" if is_long else name
+    return short if num_runs == 1 else f"{number}: {short}"
+
+
+def _growth_part(found: Findings) -> Part:
+    evaluation = found.evaluation
+    if evaluation is None:
+        return Part(found.name, [missing("data")])
+    return Part(
+        found.name,
+        plots=[
+            page.plot(
+                lambda ax: plots.draw_errors(
+                    found.steps,
+                    evaluation.member_errors,
+                    evaluation.stage_errors,
+                    ax,
+                )
+            ),
+            page.plot(
+                lambda ax: plots.draw_size_curve(
+                    evaluation.size_errors,
+                    ax,
+                    final_error=evaluation.member_errors[-1],
+                )
+            ),
+        ],
+    )
+
+
+def _diversity(found: Sequence[Findings]) -> Section:
+    return Section(
+        "diversity",
+        "Are the members different?",
+        "An average gains only where its members are wrong about different "
+        "samples. Colours mean the same in all runs.",
+        [_diversity_part(f, found) for f in found],
+    )
+
+
+def _diversity_part(one: Findings, found: Sequence[Findings]) -> Part:
+    def heat_map(
+        matrix: Callable[[Any], np.ndarray],
+        of: Callable[[Findings], Any],
+        kind: str,
+    ) -> page.Plot:
+        everywhere = [matrix(of(f)) for f in found if of(f) is not None]
+        return page.plot(
+            lambda ax: plots.draw_heat_map(
+                matrix(of(one)),
+                ax,
+                labels=list(range(1, len(one.steps) + 1)),
+                kind=kind,
+                limits=_limits(everywhere),
+            ),
+            height=3.8,
+        )
+
+    if one.evaluation is None:
+        return Part(
+            one.name,
+            [
+                "Without data: the share of training samples that just one of "
+                "two members gets right."
+            ],
+            [
+                heat_map(
+                    lambda f: f.mistakes_disagreement,
+                    lambda f: f,
+                    "disagreement",
+                )
+            ],
+        )
+    return Part(
+        one.name,
+        [_where(one.evaluation)],
+        [
+            heat_map(
+                lambda e: e.correlation, lambda f: f.evaluation, "correlation"
+            ),
+            heat_map(
+                lambda e: e.disagreement, lambda f: f.evaluation, "disagreement"
+            ),
+        ],
+    )
+
+
+def _limits(matrices: list[np.ndarray]) -> tuple[float, float] | None:
+    """The range of all that is off the diagonals."""
+    values = np.concatenate([m[~np.eye(len(m), dtype=bool)] for m in matrices])
+    return (float(values.min()), float(values.max())) if values.size else None
+
+
+def _weights(found: Sequence[Findings], names: ClassNames) -> Section:
+    return Section(
+        "weights",
+        "Which samples and classes got more weight?",
+        "Sample weights at the end of training; their mean is 1.",
+        [_weights_part(f, names) for f in found],
+    )
+
+
+def _weights_part(found: Findings, names: ClassNames) -> Part:
+    drawings = [
+        page.plot(lambda ax: plots.draw_weight_histogram(found.weights, ax))
+    ]
+    training = found.training
+    if training is None:
+        return Part(found.name, [missing("training data")], drawings)
+    drawings.append(
+        page.plot(
+            lambda ax: plots.draw_class_weights(
+                training.by_class, ax, class_names=names.known
+            )
+        )
+    )
+    return Part(found.name, plots=drawings)
+
+
+def _calibration(found: Sequence[Findings]) -> Section:
+    return Section(
+        "calibration",
+        "How sure is it, and rightly so?",
+        "The probability of the predicted class against how often that class "
+        "is right. Temperature scaling is fitted on one half of the samples "
+        "and judged on the other, and the other way round; likelihoods are "
+        "best compared after it.",
+        [_calibration_part(f) for f in found],
+    )
+
+
+def _calibration_part(found: Findings) -> Part:
+    evaluation = found.evaluation
+    if evaluation is None:
+        return Part(found.name, [missing("data")])
+    ensemble = evaluation.models[-1]
+    head = ["", "", "NLL", "ECE, %", "Brier", "T"]
+    rows = [
+        [
+            model.name,
+            when,
+            f"{quality.negative_log_likelihood:.4f}",
+            f"{100 * quality.expected_error:.2f}",
+            f"{quality.brier:.4f}",
+            temperature,
+        ]
+        for model in evaluation.models
+        for when, quality, temperature in (
+            ("as it is", model.before, "1"),
+            ("scaled", model.after, f"{model.temperature:.3f}"),
+        )
+    ]
+    drawing = page.plot(
+        lambda ax: plots.draw_reliability(
+            ensemble.before,
+            ax,
+            after=ensemble.after,
+            temperature=ensemble.temperature,
+        )
+    )
+    return Part(
+        found.name,
+        [_where(evaluation)],
+        [drawing],
+        [Table(head, rows)],
+    )
+
+
+def _loss_planes(
+    found: Sequence[Findings], planes: Sequence[LossPlane | None]
+) -> Section:
+    parts = [
+        Part(
+            f.name,
+            plots=[
+                page.plot(
+                    functools.partial(plots.draw_loss_plane, plane, panel),
+                    height=3.8,
+                )
+                for panel in range(3)
+            ],
+        )
+        for f, plane in zip(found, planes, strict=True)
+        if plane is not None
+    ]
+    return Section(
+        "loss-plane",
+        "Did the loss surface move?",
+        "L2-regularised cross-entropy on the plane through three members, p1, "
+        "p2 and p3 in the order of training, with the sample weights of each "
+        "one's round; the statistics of BatchNorm are recomputed at every "
+        "point.",
+        parts,
+    )
+
+
+def _settings(found: Sequence[Findings]) -> Section:
+    return Section(
+        "settings",
+        "Settings and versions",
+        "",
+        [_settings_part(f) for f in found],
+    )
+
+
+def _settings_part(found: Findings) -> Part:
+    header = found.run.header
+    shown = {
+        "run": found.place,
+        "method": header.get("method", "unknown"),
+        **header["settings"],
+        "members": len(found.steps),
+        "trained with cbnn-keras": header.get("package_version", "unknown"),
+        "report by cbnn-keras": __version__,
+        "Keras": keras.__version__,
+        "TensorFlow": tf.__version__,
+        "NumPy": np.__version__,
+        "Python": platform.python_version(),
+    }
+    rows = [[name.replace("_", " "), value] for name, value in shown.items()]
+    return Part(
+        found.name, tables=[Table(["setting", "value"], rows, "settings")]
+    )
