@@ -49,8 +49,10 @@ def run_demo(
     )
     errors = test_errors(cbnn.ensemble(), validation, test)
     console.print(_table(errors))
+    data = save_data(directory, train, test)
     console.print(f"The run is in {directory}. Look at it, then use it:")
     console.print(f"  cbnn inspect {directory}")
+    console.print(f"  cbnn report {directory} --data {data}", soft_wrap=True)
     console.print(f"  cbnn export {directory}")
     console.print(
         '  python -c "from cbnn_keras import CheckpointEnsemble as E; '
@@ -58,6 +60,15 @@ def run_demo(
         soft_wrap=True,
     )
     return errors
+
+
+def save_data(directory: pathlib.Path, train: Arrays, test: Arrays) -> str:
+    """Keeps the data beside the run, for `cbnn report`; gives their names."""
+    paths = []
+    for name, (x, y) in {"train": train, "test": test}.items():
+        paths.append(directory.with_name(f"{directory.name}.{name}.npz"))
+        np.savez_compressed(paths[-1], x=x, y=y)
+    return " ".join(map(str, paths))
 
 
 def load_digits(seed: int) -> tuple[Arrays, Arrays, Arrays]:

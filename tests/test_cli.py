@@ -130,7 +130,7 @@ def test_next_free_directory_is_taken(tmp_path):
         free.mkdir()
 
 
-def test_demo_as_a_command(tmp_path):
+def test_demo_as_a_command(tmp_path, monkeypatch):
     """Trains, prints the table, and leaves a run that gives its numbers."""
     result = subprocess.run(
         [sys.executable, "-m", "cbnn_keras", "demo", "--epochs", "6"],
@@ -154,6 +154,12 @@ def test_demo_as_a_command(tmp_path):
         "CBNN, selected",
     ]
     assert "  cbnn inspect runs/demo" in lines
+    [report] = [line for line in lines if line.startswith("  cbnn report")]
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(shlex.split(report)[1:]) == 0
+    page = pathlib.Path("report.html").read_text("utf-8")
+    assert "On 360 samples of demo.test.npz, which the members were not" in page
+    assert "labels of demo.train.npz are suspicious" in page
     _, validation, (x, y) = demo.load_digits(seed=0)
     ensemble = CheckpointEnsemble.load(tmp_path / "runs/demo")
     error = 100 * np.mean(ensemble.predict(x).argmax(axis=1) != y)
