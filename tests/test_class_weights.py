@@ -64,6 +64,17 @@ def test_classes_count_once_in_either_mean():
     assert found.majority_mean == pytest.approx((1 + 2) / 2 / mean)
 
 
+def test_one_large_class_does_not_make_minorities():
+    # Sorted: 8, 10, 10, 10, 30; the upper quartile is 10.
+    labels = np.repeat(np.arange(5), [10, 30, 10, 8, 10])
+    found = weights_by_class(np.ones(68), labels, 5)
+    assert not found.is_minority.any()
+    # Three of four classes may be small: 1, 1, 1, 10 has 10 at its quartile.
+    labels = np.repeat(np.arange(4), [1, 10, 1, 1])
+    found = weights_by_class(np.ones(13), labels, 4)
+    np.testing.assert_array_equal(found.is_minority, [True, False, True, True])
+
+
 def test_equal_classes_have_no_minority():
     found = weights_by_class(np.ones(4), np.array([0, 1, 0, 1]), 2)
     assert not found.is_minority.any()

@@ -453,7 +453,7 @@ def test_class_weights_without_minority(ax):
     names = [label.get_text() for label in ax.get_xticklabels()]
     assert names == ["cat", "dog", "a very long n…"]
     assert caption == (
-        "No class has less than half as many samples as the largest. Class dog "
+        "No class has less than half as many samples as large ones. Class dog "
         "weighs most (1.25 on average), class cat least (0.75)."
     )
 

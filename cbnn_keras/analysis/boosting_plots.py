@@ -227,7 +227,7 @@ def _class_weights_caption(found: ClassWeights, names: Sequence[str]) -> str:
     high = int(np.nanargmax(found.mean))
     low = int(np.nanargmin(found.mean))
     return (
-        "No class has less than half as many samples as the largest. Class "
+        "No class has less than half as many samples as large ones. Class "
         f"{names[high]} weighs most ({found.mean[high]:.2f} on average), class "
         f"{names[low]} least ({found.mean[low]:.2f})."
     )

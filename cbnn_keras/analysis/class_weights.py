@@ -14,8 +14,8 @@ class ClassWeights:
         mean: n * omega, so that the mean over all samples is 1; NaN for a class
             without samples.
         count: Number of samples.
-        is_minority: Whether the class has less than half as many samples as the
-            largest one.
+        is_minority: Whether the class has less than half as many samples as
+            large classes have: those at the upper quartile.
     """
 
     mean: NDArray[np.float64]
@@ -64,4 +64,6 @@ def weights_by_class(
     total = np.bincount(labels, weights / weights.mean(), num_classes)
     with np.errstate(invalid="ignore"):
         mean = total / count
-    return ClassWeights(mean, count, 2 * count < count.max())
+    # Not the largest class: one that is large by chance makes all others small.
+    large = np.quantile(count, 0.75, method="higher")
+    return ClassWeights(mean, count, 2 * count < large)
