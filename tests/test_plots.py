@@ -648,3 +648,10 @@ def test_loss_plane_with_odd_losses(ax, value):
 def test_what_cannot_be_drawn_is_refused(ax, draw, message):
     with pytest.raises(ValueError, match=message):
         draw(ax)
+
+
+def test_classes_of_one_weight(ax):
+    found = class_weights([1.0, 1.0 + 1e-9, np.nan], [False, False, False])
+    assert plots.draw_class_weights(found, ax) == (
+        "The samples of all classes weigh the same on average."
+    )

@@ -224,6 +224,8 @@ def _class_weights_caption(found: ClassWeights, names: Sequence[str]) -> str:
             f"{minority / majority:.2f} times as much. The mean over all "
             "samples is 1."
         )
+    if np.nanmax(found.mean) - np.nanmin(found.mean) < 1e-6:
+        return "The samples of all classes weigh the same on average."
     high = int(np.nanargmax(found.mean))
     low = int(np.nanargmin(found.mean))
     return (

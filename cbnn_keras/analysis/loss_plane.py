@@ -29,6 +29,7 @@ from cbnn_keras.classifier import Classifier
 from cbnn_keras.console import Reporter
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.run import Run
+from cbnn_keras.selection import equally_spaced
 from cbnn_keras.validation import split_labels
 
 # Another number whenever the same arguments give other values.
@@ -155,8 +156,8 @@ def loss_plane(
         x: The inputs of training in their order, not augmented: an array or a
             structure of arrays.
         y: Their labels, in any of the formats of training.
-        steps: Of the members p1, p2 and p3. Defaults to None: the first, the
-            middle and the last one.
+        steps: Of the members p1, p2 and p3. Defaults to None: three at equal
+            intervals, the last one among them.
         l2: Factor of the sum of the squared parameters. Defaults to 1e-4.
         resolution: How many columns and rows the grid has, at least 2.
             Defaults to 21.
@@ -219,7 +220,7 @@ def _checked_steps(
             "Train with more checkpoints, or use the ensemble before `select`."
         )
     if steps is None:
-        return members[0], members[len(members) // 2], members[-1]
+        steps = [members[i] for i in equally_spaced(len(members), 3)]
     chosen = [int(step) for step in steps]
     if len(chosen) != 3 or len({*chosen} & {*members}) != 3:
         raise ValueError(

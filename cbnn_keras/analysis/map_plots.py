@@ -199,8 +199,9 @@ def _mark_points(ax: "Axes", points: Floats) -> None:
         ax.annotate(
             f"$p_{number + 1}$",
             (x, y),
-            (6, 4),
+            (0, 6),
             textcoords="offset points",
+            ha="center",
             color=black,
             size=11,
             path_effects=[withStroke(linewidth=2.5, foreground=white)],

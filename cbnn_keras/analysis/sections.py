@@ -2,8 +2,7 @@
 
 import functools
 import platform
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -210,66 +209,76 @@ def _growth_part(found: Findings) -> Part:
 
 
 def _diversity(found: Sequence[Findings]) -> Section:
+    matrices = [_matrices(f) for f in found]
+    limits = {
+        kind: _limits([m[kind] for m in matrices if kind in m])
+        for kind in _HEAT_MAPS
+    }
     return Section(
         "diversity",
         "Are the members different?",
         "An average gains only where its members are wrong about different "
         "samples. Colours mean the same in all runs.",
-        [_diversity_part(f, found) for f in found],
-    )
-
-
-def _diversity_part(one: Findings, found: Sequence[Findings]) -> Part:
-    def heat_map(
-        matrix: Callable[[Any], np.ndarray],
-        of: Callable[[Findings], Any],
-        kind: str,
-    ) -> page.Plot:
-        everywhere = [matrix(of(f)) for f in found if of(f) is not None]
-        return page.plot(
-            lambda ax: plots.draw_heat_map(
-                matrix(of(one)),
-                ax,
-                labels=list(range(1, len(one.steps) + 1)),
-                kind=kind,
-                limits=_limits(everywhere),
-            ),
-            height=3.8,
-        )
-
-    if one.evaluation is None:
-        return Part(
-            one.name,
-            [
-                "Without data: the share of training samples that just one of "
-                "two members gets right."
-            ],
-            [
-                heat_map(
-                    lambda f: f.mistakes_disagreement,
-                    lambda f: f,
-                    "disagreement",
-                )
-            ],
-        )
-    return Part(
-        one.name,
-        [_where(one.evaluation)],
         [
-            heat_map(
-                lambda e: e.correlation, lambda f: f.evaluation, "correlation"
-            ),
-            heat_map(
-                lambda e: e.disagreement, lambda f: f.evaluation, "disagreement"
-            ),
+            _diversity_part(f, m, limits)
+            for f, m in zip(found, matrices, strict=True)
         ],
     )
 
 
+# Kinds of `plots.draw_heat_map`, with their titles.
+_HEAT_MAPS = {
+    "correlation": "correlation of the probabilities",
+    "disagreement": "share of samples decided differently",
+}
+
+
+def _matrices(found: Findings) -> dict[str, np.ndarray]:
+    """Those of two members each, by kind of heat map."""
+    evaluation = found.evaluation
+    if evaluation is None:
+        return {"disagreement": found.mistakes_disagreement}
+    return {
+        "correlation": evaluation.correlation,
+        "disagreement": evaluation.disagreement,
+    }
+
+
 def _limits(matrices: list[np.ndarray]) -> tuple[float, float] | None:
     """The range of all that is off the diagonals."""
-    values = np.concatenate([m[~np.eye(len(m), dtype=bool)] for m in matrices])
-    return (float(values.min()), float(values.max())) if values.size else None
+    values = [m[~np.eye(len(m), dtype=bool)] for m in matrices]
+    together = np.concatenate([np.zeros(0), *values])
+    if not together.size:
+        return None
+    return float(together.min()), float(together.max())
+
+
+def _diversity_part(
+    found: Findings,
+    matrices: dict[str, np.ndarray],
+    limits: dict[str, tuple[float, float] | None],
+) -> Part:
+    where = (
+        "Without data: the share of training samples that just one of two "
+        "members gets right."
+        if found.evaluation is None
+        else _where(found.evaluation)
+    )
+    drawings = [
+        page.plot(
+            functools.partial(
+                plots.draw_heat_map,
+                matrix,
+                labels=range(1, len(found.steps) + 1),
+                kind=kind,
+                limits=limits[kind],
+                title=_HEAT_MAPS[kind],
+            ),
+            height=3.8,
+        )
+        for kind, matrix in matrices.items()
+    ]
+    return Part(found.name, [where], drawings)
 
 
 def _weights(found: Sequence[Findings], names: ClassNames) -> Section:
