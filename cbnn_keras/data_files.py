@@ -37,16 +37,28 @@ def _load(path: pathlib.Path, content: str) -> dict[str, np.ndarray]:
             file = np.load(opened, allow_pickle=False)
             if isinstance(file, np.ndarray):
                 raise ValueError("it is one array, an .npy file")
-            return {name: file[name] for name in file.files}
+            arrays = {name: file[name] for name in file.files}
     except (EOFError, OSError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(
             f"{path} is not an .npz file of arrays ({error}). Write one with "
             f"np.savez(path, {content})."
         ) from error
+    for name, array in arrays.items():
+        if not array.ndim:
+            raise ValueError(
+                f"{path}: {name!r} is a single value. Every array must have a "
+                "row for each sample; leave others out."
+            )
+    return arrays
 
 
 def _inputs(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> Any:
-    inputs = {name: array for name, array in arrays.items() if name != "y"}
+    # Keras knows strings only as objects, which `np.savez` would pickle.
+    inputs = {
+        name: array.astype(object) if array.dtype.kind in "US" else array
+        for name, array in arrays.items()
+        if name != "y"
+    }
     if not inputs:
         raise ValueError(f"{path} holds no array `x`.")
     return inputs["x"] if set(inputs) == {"x"} else inputs
@@ -71,4 +83,14 @@ def load_priors(path: pathlib.Path) -> np.ndarray:
 
 
 def read_lines(path: pathlib.Path | None) -> list[str] | None:
-    return None if path is None else path.read_text().splitlines()
+    """Lines of a text file in UTF-8, or None without one.
+
+    Raises:
+        ValueError: If it is in another encoding.
+    """
+    if path is None:
+        return None
+    try:
+        return path.read_text("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not in UTF-8 ({error}).") from error

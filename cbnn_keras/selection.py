@@ -4,6 +4,9 @@ import numpy as np
 
 from cbnn_keras import boosting
 
+# Of a probability in a logarithm, as in Keras' losses.
+SMALLEST_PROBABILITY = 1e-7
+
 
 def equally_spaced(num_members: int, num: int) -> list[int]:
     """Positions of `num` members at equal intervals, the last one included.
@@ -82,7 +85,7 @@ def negative_log_likelihood(
     0.4904
     """
     of_label = distribution(probabilities)[np.arange(len(labels)), labels]
-    return float(-np.log(np.maximum(of_label, 1e-7)).mean())
+    return float(-np.log(np.maximum(of_label, SMALLEST_PROBABILITY)).mean())
 
 
 def distribution(probabilities: np.ndarray) -> np.ndarray:

@@ -533,3 +533,34 @@ def test_flipped_labels_are_found():
     assert ours >= theirs
     # What is called a suspect outright is hardly ever right.
     assert np.isin(np.flatnonzero(found.is_suspect), flipped).mean() > 0.8
+
+
+def test_labels_and_opinions_of_the_hardest_samples():
+    ensemble, x, y = softmax_trained()
+    opinions = suspects(ensemble, x, y, verbose=0)
+    hardest = hardest_samples(ensemble, num=7, opinions=opinions)
+    np.testing.assert_array_equal(hardest.label, y[hardest.index])
+    members = ensemble.member_probabilities(x, verbose=0)
+    expected = [p.argmax(axis=1)[hardest.index] for p in members]
+    np.testing.assert_array_equal(hardest.decisions, expected)
+    others = suspects(ensemble, x[:50], y[:50], verbose=0)
+    with pytest.raises(
+        ValueError, match=r"opinions=\.\.\.\): those must be of"
+    ):
+        hardest_samples(ensemble, opinions=others)
+
+
+def test_weights_are_relative_to_those_of_the_user():
+    base = np.array([0.5, 0.25, 0.25, 0.0])
+    settings = {"deviation_rate": 1.0, "expected_error": 0.05}
+    run = MemoryRun(
+        {"num_classes": 2, "num_samples": 4, "settings": settings}, base
+    )
+    correct = np.array([True, True, False, True])
+    run.add_round({"step": 1, "is_final": False}, correct, None)
+    # e = 1/4, lambda = log 3: those that are right are a third of the other.
+    raised = np.array([1 / 3, 1 / 3, 1.0])
+    np.testing.assert_allclose(
+        final_weights(run), [*raised / raised.mean(), 1.0]
+    )
+    assert hardest_samples(run).index[0] == 2

@@ -3,13 +3,15 @@
 import keras
 import numpy as np
 import pytest
-from helpers import blobs, dense_model, trained
+from helpers import Undescribed, blobs, dense_model, header, trained
 from sklearn.metrics import accuracy_score, log_loss
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
 from cbnn_keras.analysis import Labelled, examine
-from cbnn_keras.analysis.findings import Evaluation, short_names
+from cbnn_keras.analysis.evaluation import Evaluation
+from cbnn_keras.analysis.findings import short_names
 from cbnn_keras.baselines import PlainCheckpoints
+from cbnn_keras.run import MemoryRun
 
 X, Y = blobs()
 # Of the same clusters, in another order: labels tell data apart.
@@ -36,7 +38,7 @@ def test_which_data_are_which(directory, found):
     assert not found.evaluation.is_training
     assert found.scrutiny.data is TRAIN
     assert found.scrutiny.is_training
-    assert found.training.is_same
+    assert found.notes == ()
     assert found.name == directory.name
     assert found.place == str(directory)
 
@@ -50,7 +52,7 @@ def test_training_data_alone_are_judged_and_said_to_be_so(directory):
 
 def test_new_data_alone_are_scrutinised_with_equal_weights(directory):
     [found] = examine([directory], [NEW], verbose=0)
-    assert found.training is None
+    assert found.by_class is None
     assert not found.scrutiny.is_training
     np.testing.assert_array_equal(found.scrutiny.suspects.weight, np.ones(60))
 
@@ -62,10 +64,69 @@ def test_labels_as_rows_are_those_of_training(directory):
 
 
 def test_other_inputs_with_the_labels_of_training_are_noticed(directory):
-    data = Labelled("shuffled", X[::-1], Y)
+    data = Labelled("other", X[::-1], Y)
     [found] = examine([directory], [data], verbose=0)
+    assert not found.evaluation.is_training
+    [note] = found.notes
+    assert note.startswith("The labels of other are those of training, but")
+    np.testing.assert_array_equal(found.scrutiny.suspects.weight, np.ones(120))
+    # None of several is lost, and the training data are those that fit.
+    [found] = examine([directory], [data, TRAIN], verbose=0)
+    assert found.evaluation.data is data
+    assert found.scrutiny.data is TRAIN
+    [found] = examine([directory], [data, NEW], verbose=0)
+    assert found.evaluation.data is NEW
+
+
+def test_a_run_that_is_not_finished(tmp_path):
+    callback = CBNNCallback(tmp_path / "run", num_checkpoints=3)
+    model = dense_model()
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if callback.history:
+                raise KeyboardInterrupt
+
+    train = callback.weighted(X, Y, batch_size=20)
+    with pytest.raises(KeyboardInterrupt):
+        model.fit(train, epochs=9, callbacks=[callback, Stop()], verbose=0)
+    for data in ([], [NEW]):
+        [found] = examine([tmp_path / "run"], data, verbose=0)
+        assert found.notes == (
+            "The run is not finished: there will be more members.",
+        )
+    assert [m.name for m in found.evaluation.models] == [
+        "last member",
+        "plain average",
+        "ensemble",
+    ]
+
+
+def test_a_final_model_that_is_no_member():
+    run = MemoryRun(header(dense_model()))
+    model = dense_model()
+    for step, is_final in ((1, False), (2, True)):
+        correct = np.full(8, not is_final)
+        record = {"step": step, "vote": 1.0, "is_final": is_final}
+        run.add_round(record, correct, None if is_final else model)
+    [found] = examine([CheckpointEnsemble(run, model)], [NEW], verbose=0)
+    assert found.evaluation.last == "last member"
+    [note] = found.notes
+    assert note.startswith("The model at the end of training is not a member")
+
+
+def test_weights_of_the_user_are_no_sign_of_hard_samples():
+    """Boosting raises weights relative to those that it began with."""
+    callback = CBNNCallback(num_checkpoints=2)
+    own = np.where(Y == 2, 20.0, 1.0)
+    train = callback.weighted(X, Y, batch_size=20, sample_weight=own)
+    dense_model().fit(train, epochs=4, callbacks=[callback], verbose=0)
+    [found] = examine([callback.ensemble()], [TRAIN], verbose=0)
+    first = callback.history[0]
+    is_right = callback.run.correct(first["step"])
+    factors = np.where(is_right, np.exp(-0.01 * first["vote"]), 1)
+    np.testing.assert_allclose(found.weights, factors / factors.mean())
     assert found.evaluation.is_training
-    assert not found.training.is_same
 
 
 def test_errors_of_the_models(directory, found):
@@ -96,6 +157,7 @@ def test_what_the_ensemble_gains_and_loses():
     evaluation = Evaluation(
         TRAIN,
         False,
+        "final model",
         np.array([0, 1, 0, 1]),
         np.array([first, final], dtype=np.float32),
         np.array([1.0, 1.0]),
@@ -111,7 +173,7 @@ def test_weights_and_mistakes(found):
     expected = [[np.mean(a != b) for b in rights] for a in rights]
     np.testing.assert_allclose(found.mistakes_disagreement, expected)
     by_class = [found.weights[c == Y].mean() for c in range(3)]
-    np.testing.assert_allclose(found.training.by_class.mean, by_class)
+    np.testing.assert_allclose(found.by_class.mean, by_class)
 
 
 def test_without_data_no_model_is_needed(directory):
@@ -215,6 +277,39 @@ def test_runs_of_other_classes(directory, tmp_path):
     ):
         examine([directory, tmp_path / "four"], [NEW])
     assert len(examine([directory, tmp_path / "four"])) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            {"x": X, "ids": Y},
+            r"^mine holds ids, x, but the inputs of the model are \w+\. Give",
+        ),
+        (
+            X[:, :3],
+            r"^mine: samples have the shape \(3,\), but the model takes",
+        ),
+    ],
+)
+def test_inputs_that_do_not_fit(data, message, directory):
+    with pytest.raises(ValueError, match=message):
+        examine([directory], [Labelled("mine", data, Y)], verbose=0)
+
+
+def test_a_model_that_only_python_can_load(tmp_path):
+    layers = [keras.layers.Dense(3, activation="softmax")]
+    model = Undescribed(layers)
+    model.compile("adam", "sparse_categorical_crossentropy")
+    callback = CBNNCallback(tmp_path / "run", num_checkpoints=1)
+    train = callback.weighted(X, Y, batch_size=60)
+    model.fit(train, epochs=3, callbacks=[callback], verbose=0)
+    with pytest.raises(ValueError, match=r"holds no arch.*write_report\(\[Che"):
+        examine([tmp_path / "run"], [NEW])
+    assert len(examine([tmp_path / "run"])) == 1
+    loaded = CheckpointEnsemble.load(tmp_path / "run", model=model)
+    [found] = examine([loaded], [NEW], verbose=0)
+    assert found.evaluation.labels.shape == (60,)
 
 
 def test_what_is_no_run(tmp_path):

@@ -64,6 +64,7 @@ LEVELS = [
         "analysis.loss_plane",
         "analysis.plots",
         "analysis.tensorboard",
+        "analysis.evaluation",
         "analysis.findings",
         "analysis.page",
         "analysis.sections",

@@ -465,7 +465,6 @@ def test_cache_of_anything_else_is_refused(dense, normed, tmp_path):
         (dense, {"max_samples": 100}),
         (dense, {"steps": steps[:3]}),
         ((ensemble, x + 1e-3, y), {}),
-        ((ensemble, x, (y + 1) % 3), {}),
         (normed, {}),
     ]
     for run, options in others:
@@ -604,3 +603,12 @@ def test_other_data_than_those_of_training_are_refused(dense):
             plane_of(run)
     one_hot = plane_of((ensemble, x, np.eye(3)[y]))
     np.testing.assert_array_equal(one_hot.losses, plane_of(dense).losses)
+
+
+def test_training_data_in_another_order_are_refused(dense):
+    ensemble, x, y = dense
+    message = "labels are not those that the run was trained on, in their order"
+    with pytest.raises(ValueError, match=message):
+        plane_of((ensemble, x[::-1], y[::-1]))
+    with pytest.raises(ValueError, match=message):
+        plane_of((ensemble, x, (y + 1) % 3))

@@ -49,6 +49,14 @@ def test_images_of_one_colour_are_shown():
     assert pixels_of(str(page.Exhibit(x).show(0))).max() == 0
 
 
+def test_pixels_that_are_no_numbers_are_black():
+    x = np.array([[[0.5, 1.0], [np.nan, np.inf]], [[0, 0], [0, 0]]])[..., None]
+    shown = pixels_of(str(page.Exhibit(x).show(0)))
+    np.testing.assert_array_equal(shown, [[128, 255], [0, 255]])
+    nothing = np.full((2, 4, 4, 1), np.nan)
+    assert pixels_of(str(page.Exhibit(nothing).show(0))).max() == 0
+
+
 def test_large_images_are_made_smaller():
     x = random_images((1, 640, 320, 3))
     assert pixels_of(str(page.Exhibit(x).show(0))).shape == (160, 80, 3)
@@ -81,6 +89,8 @@ def test_values_of_a_table():
         "3.667, …"
     )
     assert str(page.Exhibit(np.array([3, 4])).show(1)) == "4"
+    tokens = np.array([[12345, 30521]])
+    assert str(page.Exhibit(tokens).show(0)) == "12345, 30521"
 
 
 def test_named_inputs_have_their_names():

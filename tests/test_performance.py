@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 from helpers import memory_ensemble, trained
+from scipy.stats import binomtest
 from sklearn.metrics import zero_one_loss
 
 from cbnn_keras.analysis import performance
@@ -152,3 +153,32 @@ def test_unordered_times_are_refused(times, accuracies, shapes):
     )
     with pytest.raises(ValueError, match=message):
         performance.time_to_accuracy(times, accuracies, [0.2])
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost"),
+    [
+        (0, 0),
+        (1, 1),
+        (4, 0),
+        (0, 4),
+        (9, 2),
+        (122, 125),
+        (480, 520),
+        (560, 440),
+    ],
+)
+def test_sign_test_is_the_binomial_test(gained, lost):
+    expected = binomtest(gained, gained + lost).pvalue if gained + lost else 1
+    found = performance.sign_test(gained, lost)
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost"), [(600, 501), (5_100, 4_900), (5_000, 5_000)]
+)
+def test_sign_test_of_many_samples_is_nearly_that(gained, lost):
+    expected = binomtest(gained, gained + lost).pvalue
+    assert performance.sign_test(gained, lost) == pytest.approx(
+        expected, abs=1e-3
+    )

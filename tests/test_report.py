@@ -2,6 +2,7 @@
 
 import html.parser
 import re
+import shutil
 import subprocess
 import sys
 
@@ -160,7 +161,9 @@ def test_samples_have_label_and_opinions(place, page):
     hardest = int(np.argmax(weights))
     assert f"weight {weights[hardest]:.3f}" in page.text["hardest"]
     assert page.num["hardest", "li"] == 24
-    assert page.num["suspects", "li"] == 24
+    suspects = pandas.read_csv(place / "suspects.csv")
+    num = suspects["is_label_issue"].sum()
+    assert page.num["suspects", "li"] == min(num, 24)
     # Values of a table, and escaped names of classes.
     assert "rot &amp; &lt;b&gt;" in page.source
     assert "ensemble says" in page.text["suspects"]
@@ -204,8 +207,8 @@ def test_other_inputs_than_those_of_training_are_noticed(place, tmp_path):
     ensemble = CheckpointEnsemble.load(place / "run")
     data = [Labelled("mine", X[::-1], Y)]
     write_report([ensemble], tmp_path / "a.html", data=data, verbose=0)
-    text = check(tmp_path / "a.html").text["hardest"]
-    assert "the inputs were different" in text
+    text = check(tmp_path / "a.html").text["summary"]
+    assert "the inputs have changed" in text
 
 
 def test_runs_side_by_side(place, tmp_path):
@@ -289,6 +292,81 @@ def test_the_loss_plane_is_drawn_and_kept(place, tmp_path, monkeypatch):
     assert kept.stat().st_mtime_ns == before
 
 
+def test_a_loss_plane_that_cannot_be_drawn_costs_no_page(place, capsys):
+    output = place / "no-plane.html"
+    arguments = ["report", str(place / "run"), "--loss-plane", "--data"]
+    arguments += [str(place / "new.npz"), "-o", str(output)]
+    assert cli.main(arguments) == 0
+    sections = [*SECTIONS[:-1], "loss-plane", SECTIONS[-1]]
+    reason = "The loss plane of run needs its training data"
+    assert reason in check(output, sections).text["loss-plane"]
+    assert reason in capsys.readouterr().out
+    ensemble = CheckpointEnsemble.load(place / "run").select(num=2)
+    write_report(
+        [ensemble],
+        output,
+        data=[Labelled("train", X, Y)],
+        with_loss_plane=True,
+        verbose=0,
+    )
+    text = check(output, sections).text
+    assert (
+        "A plane takes three members; the ensemble has 2" in text["loss-plane"]
+    )
+    assert "left out" in text["rounds"]
+
+
+def test_names_with_dollars_and_underscores(place, tmp_path):
+    shutil.copytree(place / "run", tmp_path / "_p$x^$")
+    output = tmp_path / "a.html"
+    names = ["a_$x^$", "$b$", "c$"]
+    data = [Labelled("train", X, Y)]
+    write_report(
+        [tmp_path / "_p$x^$"], output, data=data, class_names=names, verbose=0
+    )
+    found = check(output)
+    assert "_p$x^$" in found.text["growth"]
+    assert "a_$x^$" in found.text["weights"]
+
+
+def test_the_style_of_the_user_stays_outside(place, tmp_path):
+    import matplotlib
+
+    settings = {"text.usetex": True, "svg.image_inline": False}
+    with matplotlib.rc_context(settings):
+        write_report([place / "run"], tmp_path / "a.html", verbose=0)
+    check(tmp_path / "a.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
+
+
+def test_one_member_is_compared_with_nothing(tmp_path):
+    callback, _, _, _ = trained(num_checkpoints=1)
+    output = tmp_path / "a.html"
+    data = [Labelled("new", X_NEW, Y_NEW)]
+    write_report([callback.ensemble()], output, data=data, verbose=0)
+    text = check(output).text
+    assert "one member: there is nothing to compare" in text["summary"]
+    assert "All samples have the same weight" in text["hardest"]
+    write_report([callback.ensemble()], output, verbose=0)
+    assert "1 member. The last one" in check(output).text["summary"]
+
+
+@pytest.mark.filterwarnings("ignore:At step")
+def test_texts_in_a_file(tmp_path):
+    x = np.array(["red", "green", "blue", "green blue"] * 10)
+    y = np.arange(40) % 3
+    callback = CBNNCallback(tmp_path / "run", num_checkpoints=1)
+    model = text_model()
+    model.compile("adam", "sparse_categorical_crossentropy")
+    train = callback.weighted(x.astype(object), y, batch_size=20)
+    model.fit(train, epochs=3, callbacks=[callback], verbose=0)
+    np.savez(tmp_path / "train.npz", x=x, y=y)
+    arguments = ["report", str(tmp_path / "run"), "--data"]
+    arguments += [str(tmp_path / "train.npz"), "-o", str(tmp_path / "a.html")]
+    assert cli.main(arguments) == 0
+    assert "green blue" in check(tmp_path / "a.html").text["hardest"]
+
+
 def test_the_same_run_gives_the_same_page(place, tmp_path):
     pages = []
     for _ in range(2):
@@ -334,15 +412,28 @@ def test_usage_errors(arguments, message, place, capsys, monkeypatch):
             "There are 2 class names for 3 classes. Give one for each",
         ),
         (
-            ["run", "--loss-plane", "--data", "new.npz"],
-            "The loss plane of run needs its training data: --data train.npz",
+            ["run", "-o", "run/manifest.json"],
+            "run/manifest.json is inside the run ",
         ),
+        (["run", "-o", "new.npz/a.html"], "new.npz/a.html cannot be written: "),
+        (
+            ["run", "--data", "new.npz", "-o", "new.npz"],
+            "new.npz holds data, and is not replaced.",
+        ),
+        (
+            ["run", "--data", "new.npz", "--suspects", "report.html"],
+            "report.html cannot be the page and the table at once.",
+        ),
+        (["run", "--class-names", "latin.txt"], "latin.txt is not in UTF-8"),
+        (["run", "--data", "single.npz"], "'classes' is a single value."),
     ],
 )
 def test_what_is_refused(arguments, message, place, capsys, monkeypatch):
     monkeypatch.chdir(place)
     np.savez("unlabelled.npz", x=X)
+    np.savez("single.npz", x=X, y=Y, classes=3)
     (place / "short.txt").write_text("a\nb\n")
+    (place / "latin.txt").write_text("grün\n", "latin-1")
     assert cli.main(["report", *arguments]) == 1
     error = capsys.readouterr().err
     assert error.startswith("cbnn: ")

@@ -450,3 +450,17 @@ def test_listed_before_the_callback(tmp_path):
         dense_model().fit(train, epochs=2, callbacks=[logger, cbnn], verbose=0)
     assert sum("listed before" in str(w.message) for w in found) == 1
     assert "cbnn/val_ensemble_accuracy" not in Events(tmp_path).tags
+
+
+def test_a_directory_that_cannot_be_is_refused_when_fit_begins(tmp_path):
+    (tmp_path / "file").write_text("")
+    x, y = blobs()
+    callback = CBNNCallback()
+    train = callback.weighted(x, y, batch_size=60)
+    logger = TensorBoardLogger(callback, tmp_path / "file" / "logs")
+    with pytest.raises(
+        ValueError,
+        match=r"TensorBoardLogger\(log_dir='.*logs'\) cannot be written to: ",
+    ):
+        dense_model().fit(train, callbacks=[callback, logger], verbose=0)
+    assert callback.history == []

@@ -6,7 +6,8 @@ that it is given. `write_report`, the same as `cbnn report`, puts all of it on a
 page.
 """
 
-from cbnn_keras.analysis.findings import Labelled, examine
+from cbnn_keras.analysis.evaluation import Labelled
+from cbnn_keras.analysis.findings import examine
 from cbnn_keras.analysis.report import write_report
 from cbnn_keras.analysis.samples import (
     HardestSamples,

@@ -256,14 +256,15 @@ def draw_weight_histogram(
     )
     values = values / values.mean()
     palette.style(ax, grid="y")
-    edges = np.histogram_bin_edges(values, num_bins)
-    ax.hist(values, edges, color=palette.BLUE)  # type: ignore[arg-type]
+    is_flat = np.ptp(values) < 1e-9  # but for rounding
+    edges = np.histogram_bin_edges(np.round(values, 9), num_bins)
+    ax.hist(np.round(values, 9), edges, color=palette.BLUE)  # type: ignore[arg-type]
     ax.axvline(1, label="mean", color=MAIN.color, linestyle="--")
     ax.set_xlabel("weight of a sample, times their number")
     ax.set_ylabel("samples")
     ax.yaxis.set_major_formatter(palette.number)
     palette.add_legend(ax)
-    if np.ptp(values) < 1e-9:
+    if is_flat:
         return "All samples weigh the same."
     heaviest = np.sort(values)[::-1][: math.ceil(len(values) / 10)]
     return (

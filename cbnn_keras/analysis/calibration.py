@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from cbnn_keras import boosting, selection
 
-_SMALLEST = 1e-7  # as in the likelihood, and in Keras' losses
-
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
@@ -89,7 +87,7 @@ def fit_temperature(probabilities: np.ndarray, labels: np.ndarray) -> float:
     logs = _logs(probabilities)
     of_label = logs[np.arange(len(labels)), labels].mean()
     low, high = np.log(0.01), np.log(100)  # of 1/T
-    for _ in range(50):
+    for _ in range(25):  # 3e-7 of it
         middle = (low + high) / 2
         scaled = _softmax(np.exp(middle) * logs)
         if (scaled * logs).sum(axis=1).mean() < of_label:
@@ -157,7 +155,7 @@ def _brier(rows: np.ndarray, labels: np.ndarray) -> float:
 
 def _logs(probabilities: np.ndarray) -> NDArray[np.float64]:
     rows = selection.distribution(probabilities)
-    return np.log(np.maximum(rows, _SMALLEST))
+    return np.log(np.maximum(rows, selection.SMALLEST_PROBABILITY))
 
 
 def _softmax(logits: np.ndarray) -> NDArray[np.float64]:

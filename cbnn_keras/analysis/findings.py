@@ -4,159 +4,21 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbnn_keras import boosting, selection
-from cbnn_keras.analysis import (
-    calibration,
-    diversity,
-    performance,
-    samples,
-)
-from cbnn_keras.analysis.calibration import Calibration
+from cbnn_keras import boosting
+from cbnn_keras.analysis import diversity, samples
 from cbnn_keras.analysis.class_weights import ClassWeights, weights_by_class
+from cbnn_keras.analysis.evaluation import Evaluation, Labelled
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.run import Run
+from cbnn_keras.run_directory import RunDirectory
 from cbnn_keras.validation import split_labels
 
 Source = CheckpointEnsemble | str | os.PathLike[str]
-
-
-@dataclasses.dataclass(frozen=True)
-class Labelled:
-    """Data that a run is judged by.
-
-    Attributes:
-        name: For people, such as that of a file.
-        x: Inputs of the model.
-        y: Labels, in any of the formats of training.
-    """
-
-    name: str
-    x: Any
-    y: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """How good one predictor is.
-
-    Attributes:
-        name: For people.
-        error: Share of the samples, between 0 and 1.
-        before: Calibration of its probabilities.
-        after: That after temperature scaling, each half of the samples with
-            the temperature of the other half.
-        temperature: The mean of the two.
-    """
-
-    name: str
-    error: float
-    before: Calibration
-    after: Calibration
-    temperature: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """What the members say of labelled data.
-
-    Attributes:
-        data: Inputs and labels as they were given.
-        is_training: Whether the run was trained on them.
-        labels: Class indices, shape `(num_samples,)`.
-        probabilities: Shape `(num_members, num_samples, num_classes)`, or one
-            column if binary.
-        votes: Shape `(num_members,)`.
-    """
-
-    data: Labelled
-    is_training: bool
-    labels: NDArray[np.int64]
-    probabilities: NDArray[np.float32]
-    votes: NDArray[np.float64]
-
-    @functools.cached_property
-    def ensemble_probabilities(self) -> np.ndarray:
-        return boosting.combine_probabilities(self.probabilities, self.votes)
-
-    @functools.cached_property
-    def models(self) -> list[Model]:
-        """The final model, the plain average, and the ensemble."""
-        predictions = {
-            "final model": self.probabilities[-1],
-            "plain average": self.probabilities.mean(axis=0),
-            "ensemble": self.ensemble_probabilities,
-        }
-        return [self._judge(name, p) for name, p in predictions.items()]
-
-    @functools.cached_property
-    def gained_and_lost(self) -> tuple[int, int]:
-        """Samples that only the ensemble, and only the final model, gets."""
-        by_ensemble, by_final = (
-            boosting.predicted_classes(p) == self.labels
-            for p in (self.ensemble_probabilities, self.probabilities[-1])
-        )
-        return (
-            int((by_ensemble & ~by_final).sum()),
-            int((by_final & ~by_ensemble).sum()),
-        )
-
-    @functools.cached_property
-    def member_errors(self) -> NDArray[np.float64]:
-        return performance.member_errors(self.probabilities, self.labels)
-
-    @functools.cached_property
-    def stage_errors(self) -> NDArray[np.float64]:
-        return performance.stage_errors(
-            self.probabilities, self.votes, self.labels
-        )
-
-    @functools.cached_property
-    def size_errors(self) -> NDArray[np.float64]:
-        return performance.size_errors(
-            self.probabilities, self.votes, self.labels
-        )
-
-    @functools.cached_property
-    def correlation(self) -> NDArray[np.float64]:
-        return diversity.pairwise_correlation(self.probabilities)
-
-    @functools.cached_property
-    def disagreement(self) -> NDArray[np.float64]:
-        return diversity.pairwise_disagreement(
-            boosting.predicted_classes(self.probabilities)
-        )
-
-    def _judge(self, name: str, probabilities: np.ndarray) -> Model:
-        scaled, temperatures = calibration.scale_by_halves(
-            probabilities, self.labels
-        )
-        return Model(
-            name=name,
-            error=1 - selection.accuracy(probabilities, self.labels),
-            before=calibration.calibration(probabilities, self.labels),
-            after=calibration.calibration(scaled, self.labels),
-            temperature=float(np.mean(temperatures)),
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class Training:
-    """What there is to see in the training data.
-
-    Attributes:
-        by_class: Average weights.
-        is_same: Whether the final member is right on the samples that the run
-            says it is right on; if not, these are not quite its inputs.
-    """
-
-    by_class: ClassWeights
-    is_same: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +48,8 @@ class Findings:
         ensemble: None where there are no data to predict, as the next two.
         evaluation: On data that were not trained on, if there are any.
         scrutiny: Of the training data, if they are there.
-        training: None without the training data.
+        by_class: Average weights; None without the training data.
+        notes: What people should know about the run or the data.
     """
 
     name: str
@@ -196,11 +59,12 @@ class Findings:
     ensemble: CheckpointEnsemble | None = None
     evaluation: Evaluation | None = None
     scrutiny: Scrutiny | None = None
-    training: Training | None = None
+    by_class: ClassWeights | None = None
+    notes: tuple[str, ...] = ()
 
     @functools.cached_property
     def weights(self) -> NDArray[np.float64]:
-        """n * omega in the end."""
+        """See `samples.final_weights`."""
         return samples.final_weights(self.run)
 
     @functools.cached_property
@@ -276,20 +140,40 @@ def _without_data(name: str, source: Source) -> Findings:
             f"{source}: the run has no members yet. Wait until training has "
             "come to its first checkpoint."
         )
-    return Findings(name, _place(source), run, steps)
+    notes = tuple(_notes_of(run))
+    return Findings(name, _place(source), run, steps, notes=notes)
+
+
+def _notes_of(run: Run) -> Iterator[str]:
+    if not run.rounds[-1]["is_final"]:
+        yield "The run is not finished: there will be more members."
+    elif run.rounds[-1]["step"] not in run.members:
+        yield (
+            "The model at the end of training is not a member: it was no "
+            "better than chance on the weighted training set."
+        )
 
 
 def _as_ensemble(source: Source) -> CheckpointEnsemble:
     if isinstance(source, CheckpointEnsemble):
         return source
-    return CheckpointEnsemble.load(source)
+    path = pathlib.Path(source)
+    if not RunDirectory.open(path).has_model:
+        raise ValueError(
+            f"{source} holds no architecture, because the model is subclassed, "
+            "so its members can predict only in Python: build a model of that "
+            "class, then write_report([CheckpointEnsemble.load(directory, "
+            "model=model)], 'report.html', data=[Labelled('test', x, y)])."
+        )
+    return CheckpointEnsemble.load(path)
 
 
 def _place(source: Source) -> str:
     if not isinstance(source, CheckpointEnsemble):
-        return str(source)
+        return str(pathlib.Path(source).absolute())
     path = getattr(source.run, "path", None)
-    return f"{source.run.header['method']} run" if path is None else str(path)
+    method = source.run.header.get("method", "unknown")
+    return f"{method} run" if path is None else str(path)
 
 
 def short_names(places: Sequence[str]) -> list[str]:
@@ -332,25 +216,72 @@ def _labels(ensemble: CheckpointEnsemble, data: Labelled) -> np.ndarray:
         raise ValueError(f"{data.name}: {error}") from error
     if len(labels) < 2:
         raise ValueError(f"{data.name}: two samples at least.")
+    _check_inputs(ensemble, data)
     return labels
+
+
+def _check_inputs(ensemble: CheckpointEnsemble, data: Labelled) -> None:
+    """In place of Keras' own words about arrays that do not fit."""
+    expected = {
+        tensor.name: tuple(tensor.shape[1:])
+        for tensor in getattr(ensemble.model, "inputs", None) or []
+    }
+    if isinstance(data.x, dict) and expected and {*data.x} != {*expected}:
+        raise ValueError(
+            f"{data.name} holds {', '.join(sorted(data.x))}, but the inputs of "
+            f"the model are {', '.join(sorted(expected))}. Give one array for "
+            "each by its name, or just `x` if there is one, and nothing else "
+            "but `y`."
+        )
+    if isinstance(data.x, np.ndarray) and len(expected) == 1:
+        [shape] = expected.values()
+        found = data.x.shape[1:]
+        fits = [a in (None, b) for a, b in zip(shape, found, strict=False)]
+        if len(found) == len(shape) and not all(fits):
+            raise ValueError(
+                f"{data.name}: samples have the shape {found}, but the model "
+                f"takes {shape}."
+            )
 
 
 def _evaluate(
     ensemble: CheckpointEnsemble,
     data: Labelled,
     labels: np.ndarray,
-    is_training: bool,
+    has_own_labels: bool,
     batch_size: int | None,
     verbose: int,
 ) -> Evaluation:
     members = ensemble.member_probabilities(data.x, batch_size, verbose)
+    probabilities = np.stack(list(members))
     return Evaluation(
         data=data,
-        is_training=is_training,
+        is_training=has_own_labels
+        and _is_as_recorded(ensemble, probabilities[-1], labels),
+        last=_last(ensemble),
         labels=labels,
-        probabilities=np.stack(list(members)),
+        probabilities=probabilities,
         votes=ensemble.votes,
     )
+
+
+def _is_as_recorded(
+    ensemble: CheckpointEnsemble, last: np.ndarray, labels: np.ndarray
+) -> bool:
+    """Whether the last member is right where the run says that it is.
+
+    Labels may be those of training by chance, if classes take turns.
+    """
+    is_right = boosting.predicted_classes(last) == labels
+    recorded = ensemble.run.correct(ensemble.members[-1]["step"])
+    # Rounding may turn a tie; other inputs change much more.
+    return bool(np.mean(is_right == recorded) > 0.99)
+
+
+def _last(ensemble: CheckpointEnsemble) -> str:
+    is_one_run = ensemble.run.header.get("method") != "parallel"
+    is_final = ensemble.members[-1].get("is_final", False)
+    return "final model" if is_final and is_one_run else "last member"
 
 
 def _with_data(
@@ -360,42 +291,42 @@ def _with_data(
     evaluations: list[Evaluation],
 ) -> Findings:
     run, steps = ensemble.run, [m["step"] for m in ensemble.members]
-    found = Findings(name, place, run, steps, ensemble)
+    on_training = [e for e in evaluations if e.is_training]
+    # One that only has the labels of training comes last.
+    on_unseen = sorted(
+        (e for e in evaluations if not e.is_training),
+        key=lambda e: run.is_trained_on(e.labels),
+    )
+    doubtful = [e for e in on_unseen if run.is_trained_on(e.labels)]
+    notes = [
+        f"The labels of {e.data.name} are those of training, but the "
+        "last member is right on other samples than it was then. If "
+        "these are the training data, the inputs have changed, perhaps by "
+        "preprocessing; they are taken for data that were not trained on."
+        for e in doubtful
+    ]
+    found = Findings(
+        name, place, run, steps, ensemble, notes=(*_notes_of(run), *notes)
+    )
     if not evaluations:
         return found
-    on_training = [e for e in evaluations if e.is_training]
-    on_unseen = [e for e in evaluations if not e.is_training]
-    looked_at = (on_training or on_unseen)[0]
     return dataclasses.replace(
         found,
         evaluation=(on_unseen or on_training)[0],
-        scrutiny=_scrutinise(run, looked_at),
-        training=_look_at_training(run, steps[-1], on_training[0])
+        scrutiny=_scrutinise(run, (on_training or on_unseen)[0]),
+        by_class=weights_by_class(
+            found.weights, on_training[0].labels, run.header["num_classes"]
+        )
         if on_training
         else None,
     )
 
 
 def _scrutinise(run: Run, evaluation: Evaluation) -> Scrutiny:
+    weights = np.ones(len(evaluation.labels))
+    if evaluation.is_training:
+        weights = samples.final_weights(run)
     suspects = samples.rank_suspects(
-        evaluation.probabilities,
-        evaluation.votes,
-        evaluation.labels,
-        samples.weights_of(run, evaluation.labels),
+        evaluation.probabilities, evaluation.votes, evaluation.labels, weights
     )
     return Scrutiny(evaluation.data, evaluation.is_training, suspects)
-
-
-def _look_at_training(
-    run: Run, last_step: int, evaluation: Evaluation
-) -> Training:
-    labels = evaluation.labels
-    predicted = boosting.predicted_classes(evaluation.probabilities[-1])
-    is_as_recorded = (predicted == labels) == run.correct(last_step)
-    return Training(
-        weights_by_class(
-            samples.final_weights(run), labels, run.header["num_classes"]
-        ),
-        # Rounding may turn a tie; other inputs change much more.
-        is_same=bool(np.mean(is_as_recorded) > 0.99),
-    )

@@ -12,6 +12,7 @@ Numbers only; drawing is elsewhere.
 import contextlib
 import dataclasses
 import hashlib
+import json
 import os
 import pathlib
 import zipfile
@@ -29,14 +30,12 @@ from cbnn_keras.classifier import Classifier
 from cbnn_keras.console import Reporter
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.run import Run
-from cbnn_keras.selection import equally_spaced
+from cbnn_keras.selection import SMALLEST_PROBABILITY, equally_spaced
 from cbnn_keras.validation import split_labels
 
 # Another number whenever the same arguments give other values.
-_FORMAT = "cbnn_keras loss plane 1"
+_FORMAT = "cbnn_keras loss plane 2"
 _SEED = 0
-# Keras' own: a probability of 0 must not make the loss infinite.
-_SMALLEST_PROBABILITY = 1e-7
 # Below this, relative to |p1 - p2|, v is hardly more than rounding.
 _SMALLEST_HEIGHT = 1e-6
 
@@ -190,13 +189,15 @@ def loss_plane(
     )
     samples = _Samples.chosen(ensemble, x, y, batch_size, max_samples)
     omegas = samples.shares(_omegas(ensemble.run, chosen))
-    plane = Plane.through(*(_parameters(ensemble, step) for step in chosen))
+    vectors = [_parameters(ensemble, step) for step in chosen]
+    plane = Plane.through(*vectors)
     columns, rows = plane.grid(resolution, margin)
     grid = np.stack(np.meshgrid(columns, rows), axis=-1).reshape(-1, 2)
     points = np.concatenate([plane.points, grid])
     with ensemble.member(chosen[1]) as model:
-        key = _key(model, ensemble.classifier, samples, omegas, plane, points)
-        stored = _Cache(cache, f"{key} l2={l2!r}")
+        options = {"l2": l2, "resolution": int(resolution), "margin": margin}
+        key = _key(ensemble.run, model, vectors, samples, options)
+        stored = _Cache(cache, key)
         losses = _Losses(model, ensemble.classifier, samples, omegas, l2)
         values = _computed(losses, plane, points, resolution, stored, verbose)
     return LossPlane(
@@ -310,6 +311,13 @@ def _checked_data(
             f"{num_samples}, each with its omega: give the training data in "
             "the order of training, and `max_samples=` to use fewer of them."
         )
+    is_known = "labels" in ensemble.run.header
+    if is_known and not ensemble.run.is_trained_on(labels):
+        raise ValueError(
+            "The labels are not those that the run was trained on, in their "
+            "order, so that omega would belong to other samples: give the "
+            "training data in the order of training."
+        )
     return x, labels
 
 
@@ -388,7 +396,7 @@ def _cross_entropy(
                 labels, outputs
             )
         own = tf.gather(outputs, labels, axis=1, batch_dims=1)
-        return -tf.math.log(tf.maximum(own, _SMALLEST_PROBABILITY))
+        return -tf.math.log(tf.maximum(own, SMALLEST_PROBABILITY))
 
     return cross_entropy
 
@@ -413,19 +421,23 @@ def _computed(
 
 
 def _key(
+    run: Run,
     model: keras.Model,
-    classifier: Classifier,
+    vectors: list[Floats],
     samples: _Samples,
-    omegas: Floats,
-    plane: Plane,
-    points: Floats,
+    options: dict[str, Any],
 ) -> str:
-    """sha256 of all that decides on the cross-entropies."""
-    digest = hashlib.sha256(f"{_FORMAT} {classifier}".encode())
+    """sha256 of all that decides on the losses.
+
+    Of what was stored or given, and not of what was computed from it: sums may
+    be rounded in another way in another process.
+    """
+    settings = json.dumps([_FORMAT, options, run.header["settings"]])
+    digest = hashlib.sha256(settings.encode())
     digest.update(samples.digest)
     others = map(keras.ops.convert_to_numpy, model.non_trainable_weights)
-    axes = (plane.origin, plane.x_axis, plane.y_axis)
-    _update(digest, [omegas, points, *axes, *others])
+    rounds = [run.correct(record["step"]) for record in run.rounds]
+    _update(digest, [run.first_weights, *rounds, *vectors, *others])
     return digest.hexdigest()
 
 

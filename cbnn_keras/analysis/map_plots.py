@@ -64,7 +64,7 @@ def draw_heat_map(
         kind in _KINDS,
         f"draw_heat_map(kind={kind!r}): one of {', '.join(map(repr, _KINDS))}.",
     )
-    low, high = limits if limits is not None else _limits(values)
+    low, high = limits if limits is not None else common_limits(values)
     palette.style(ax, grid=None)
     ax.spines[:].set_visible(False)
     image = ax.imshow(values, palette.COLOUR_MAP, vmin=low, vmax=high)
@@ -88,8 +88,12 @@ def _write_numbers(ax: "Axes", values: Floats, image: "ScalarMappable") -> None:
         ax.text(column, row, text, color=ink, size=size, **_CENTRED)
 
 
-def _limits(values: Floats) -> tuple[float, float]:
-    others = _off_diagonal(values)
+def common_limits(*matrices: Floats) -> tuple[float, float]:
+    """For colours that mean the same in several heat maps.
+
+    The range of what is off their diagonals.
+    """
+    others = np.concatenate([np.zeros(0), *map(_off_diagonal, matrices)])
     if not others.size:
         return 0.0, 1.0
     low, high = float(others.min()), float(others.max())
@@ -171,7 +175,7 @@ def draw_loss_plane(
     drawn.set(edgecolor="face", linewidth=0.3)
     _mark_points(ax, plane.points)
     ax.set_aspect("equal")
-    ax.set_xlabel("along $p_3 - p_2$")
+    ax.set_xlabel("along p₃ − p₂")
     ax.set_ylabel("at right angles to it")
     step = palette.number(plane.steps[panel])
     palette.add_title(ax, f"loss in the round of step {step}")
@@ -197,7 +201,7 @@ def _mark_points(ax: "Axes", points: Floats) -> None:
         x, y = point
         ax.scatter(x, y, s=40, c=white, edgecolors=black, marker=marker)
         ax.annotate(
-            f"$p_{number + 1}$",
+            f"p{'₁₂₃'[number]}",
             (x, y),
             (0, 6),
             textcoords="offset points",

@@ -88,14 +88,16 @@ def plot(draw: Callable[[Any], str], *, height: float = _HEIGHT) -> Plot:
         draw: Draws on an `ax` and returns the caption, as those of `plots` do.
         height: In inches.
     """
-    matplotlib = need("matplotlib", "report")
+    style = need("matplotlib.style", "report")
     figures = need("matplotlib.figure", "report")
     settings = {
         "font.size": 9,
         "svg.fonttype": "none",  # text stays text
         "svg.hashsalt": "cbnn",  # the same page for the same run
+        "text.parse_math": False,  # names may have a $
     }
-    with matplotlib.rc_context(settings):
+    # Not in the user's own style, which may need files or LaTeX.
+    with style.context(["default", settings]):
         figure = figures.Figure((_WIDTH, height), layout="constrained")
         figure.patch.set_alpha(0)
         caption = draw(figure.add_subplot())
@@ -157,7 +159,8 @@ class Exhibit:
     def _picture(self, pixels: np.ndarray) -> str:
         images = need("PIL.Image", "report")
         low, high = self._scale
-        values = np.clip((pixels.astype(np.float64) - low) / (high - low), 0, 1)
+        values = (pixels.astype(np.float64) - low) / (high - low)
+        values = np.clip(np.nan_to_num(values), 0, 1)
         values = np.round(255 * values).astype(np.uint8)
         if values.ndim == 3 and values.shape[-1] == 1:
             values = values[..., 0]
@@ -186,7 +189,10 @@ def _pixel_scale(x: np.ndarray) -> tuple[float, float]:
     """The values that are black and white."""
     if x.dtype.kind == "b":
         return 0.0, 1.0
-    low, high = float(x.min()), float(x.max())
+    finite = x[np.isfinite(x)]
+    if not finite.size:
+        return 0.0, 1.0
+    low, high = float(finite.min()), float(finite.max())
     for usual in (1.0, 255.0):
         if low >= 0 and high <= usual:
             return 0.0, usual
@@ -199,7 +205,8 @@ def _text(sample: Any) -> str:
         text = " ".join(map(_decoded, values.ravel().tolist()))
         return _shortened(text, _NUM_LETTERS)
     flat = values.ravel()
-    shown = ", ".join(f"{value:.4g}" for value in flat[:_NUM_VALUES].tolist())
+    form = ".4g" if flat.dtype.kind == "f" else ""
+    shown = ", ".join(f"{v:{form}}" for v in flat[:_NUM_VALUES].tolist())
     return shown + (", …" if flat.size > _NUM_VALUES else "")
 
 

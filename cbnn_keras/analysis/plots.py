@@ -25,7 +25,11 @@ from cbnn_keras.analysis.boosting_plots import (
     draw_weight_histogram,
 )
 from cbnn_keras.analysis.calibration import Calibration
-from cbnn_keras.analysis.map_plots import draw_heat_map, draw_loss_plane
+from cbnn_keras.analysis.map_plots import (
+    common_limits,
+    draw_heat_map,
+    draw_loss_plane,
+)
 from cbnn_keras.analysis.palette import INK, MAIN, OTHER, style
 from cbnn_keras.analysis.performance import time_to_accuracy
 from cbnn_keras.boosting import Floats
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INK",
+    "common_limits",
     "draw_bound",
     "draw_class_weights",
     "draw_errors",
@@ -57,17 +62,18 @@ def draw_errors(
     *,
     title: str | None = None,
     unit: str = "steps",
+    last: str = "final model",
 ) -> str:
     """Error of each member, and of the ensemble up to it.
 
     Args:
-        steps: When the members were taken, the final model last, shape
-            `(num_members,)`.
+        steps: When the members were taken, shape `(num_members,)`.
         member_errors: Of each by itself, the same shape.
         stage_errors: Of the first one, the first two, ..., likewise.
         ax: Axes to draw on.
         title: Above the axes. Defaults to None.
         unit: Of `steps`. Defaults to `"steps"`.
+        last: What the last member is. Defaults to `"final model"`.
 
     Returns:
         The caption.
@@ -86,35 +92,43 @@ def draw_errors(
     ax.set_ylabel("error in %")
     palette.add_legend(ax, title=title)
     final, whole = 100 * members[-1], 100 * stages[-1]
+    if len(times) == 1:
+        return f"The one member errs on {final:.2f}% of the samples."
     return (
-        f"The final model errs on {final:.2f}% of the samples, the ensemble of "
-        f"{_all(len(times))} on {whole:.2f}%: {_comparison(final, whole)}."
+        f"The {last} errs on {final:.2f}% of the samples, the ensemble of "
+        f"{_all(len(times))} on {whole:.2f}%: "
+        f"{_comparison(final, whole, last)}."
     )
 
 
 def _all(count: int) -> str:
-    return f"all {count} members" if count > 1 else "this one member"
+    return f"all {count} members" if count > 2 else "both members"
 
 
-def _comparison(final: float, whole: float) -> str:
+def _comparison(final: float, whole: float, last: str) -> str:
     # Of what is written, or the sentence would seem to be wrong.
     gain = round(round(final, 2) - round(whole, 2), 2)
     if not gain:
         return "neither is better"
-    better = "the ensemble" if gain > 0 else "the final model"
+    better = "the ensemble" if gain > 0 else f"the {last}"
     return f"{better} is better by {abs(gain):.2f} points"
 
 
 def draw_size_curve(
-    errors: ArrayLike, ax: "Axes", *, final_error: float | None = None
+    errors: ArrayLike,
+    ax: "Axes",
+    *,
+    final_error: float | None = None,
+    last: str = "final model",
 ) -> str:
     """Error of ensembles of 1, 2, ..., all members.
 
     Args:
         errors: Of `size_errors`, shape `(num_members,)`.
         ax: Axes to draw on.
-        final_error: Error of the final model, drawn as a line. Defaults to
+        final_error: Error of the last member, drawn as a line. Defaults to
             None: no line.
+        last: What that member is. Defaults to `"final model"`.
 
     Returns:
         The caption.
@@ -135,18 +149,21 @@ def draw_size_curve(
     )
     text = ""
     if final_error is not None:
-        text = f"; the final model alone errs on {100 * final_error:.2f}%"
+        text = f"; the {last} alone errs on {100 * final_error:.2f}%"
         line = {"color": OTHER.color, "linestyle": OTHER.linestyle}
-        ax.axhline(100 * final_error, label="final model", **line)
+        ax.axhline(100 * final_error, label=last, **line)
     palette.use_whole_numbers(ax)
     ax.set_xlabel("number of members")
     ax.set_ylabel("error in %")
     palette.add_legend(ax, columns=3)
     least = f"{100 * values[best]:.2f}% of the samples"
+    if len(values) == 1:
+        return f"The one member errs on {least}."
     if best + 1 == len(values):
         return f"The ensemble of {_all(best + 1)} errs least, on {least}{text}."
     return (
-        f"{best + 1} of {len(values)} members err least, on {least}, and "
+        f"{best + 1} of {len(values)} members err{'s' * (best == 0)} least, on "
+        f"{least}, and "
         f"{_all(len(values))} on {100 * values[-1]:.2f}%{text}."
     )
 
@@ -245,7 +262,9 @@ def draw_time_to_accuracy(
         options = palette.SERIES[number % len(palette.SERIES)].options
         options["markevery"] = max(1, len(x) // 8)
         y = 100 * bests[name][1]
-        ax.plot(x, y, drawstyle="steps-post", label=name, **options)
+        # Names that begin with _ are left out of legends.
+        label = f"\u200b{name}" if name.startswith("_") else name
+        ax.plot(x, y, drawstyle="steps-post", label=label, **options)
     for target in np.atleast_1d([] if targets is None else targets):
         ax.axhline(100 * target, **palette.HINT)
     palette.use_times(ax, max(times[-1] for times, _ in bests.values()))

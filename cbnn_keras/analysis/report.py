@@ -10,13 +10,26 @@ import os
 import pathlib
 from collections.abc import Sequence
 
+import keras
+import numpy as np
+
 from cbnn_keras import files
 from cbnn_keras.analysis import page
-from cbnn_keras.analysis.findings import Findings, Labelled, Source, examine
+from cbnn_keras.analysis.evaluation import Labelled
+from cbnn_keras.analysis.findings import (
+    Findings,
+    Scrutiny,
+    Source,
+    examine,
+)
 from cbnn_keras.analysis.loss_plane import LossPlane, loss_plane
 from cbnn_keras.analysis.sections import make_sections
+from cbnn_keras.console import Reporter
 from cbnn_keras.data_files import load_labelled, read_lines
+from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.extras import need
+from cbnn_keras.run import Run
+from cbnn_keras.run_directory import RunDirectory
 
 # Of the loss plane: minutes, not hours.
 _RESOLUTION, _NUM_SAMPLES = 15, 2000
@@ -57,31 +70,30 @@ def write_report(
     Raises:
         ValueError: If an argument does not fit the others or the runs.
     """
-    target = pathlib.Path(output)
+    for extra in ("matplotlib", "jinja2"):
+        need(extra, "report")
     if not sources:
         raise ValueError("write_report: give one run at least.")
-    if target.is_dir():
-        raise ValueError(
-            f"{target} is a directory; give the name of a file, such as "
-            f"{target / 'report.html'}."
-        )
-    for extra in ("matplotlib", "jinja2"):
-        need(extra, "report")  # now, and not after minutes of predictions
     if suspects is not None and (len(sources) > 1 or not data):
         raise ValueError(
             "Suspicious labels are those of one run and of data with labels: "
             "give one run, and its data."
         )
+    # All of it before minutes of predictions.
+    target = _checked_target(output, sources)
+    table = None if suspects is None else _checked_target(suspects, sources)
+    if table == target:
+        raise ValueError(f"{output} cannot be the page and the table at once.")
+    _check_names(sources[0], class_names)
     found = examine(sources, data, batch_size=batch_size, verbose=verbose)
-    _check_names(found, class_names)
-    target.parent.mkdir(parents=True, exist_ok=True)
     planes = [
         _plane(f, target, verbose) if with_loss_plane else None for f in found
     ]
-    html = render(found, class_names=class_names, planes=planes)
-    files.replace_text(target, html)
-    if suspects is not None and found[0].scrutiny is not None:
-        found[0].scrutiny.suspects.to_csv(suspects)
+    files.replace_text(
+        target, render(found, class_names=class_names, planes=planes)
+    )
+    if table is not None and found[0].scrutiny is not None:
+        found[0].scrutiny.suspects.to_csv(table)
     return found
 
 
@@ -95,6 +107,9 @@ def report_files(
     with_loss_plane: bool = False,
 ) -> list[Findings]:
     """`write_report` for files: `.npz` with `x` and `y`, names in lines."""
+    for written in filter(None, (output, suspects)):
+        if written.resolve() in [path.resolve() for path in data]:
+            raise ValueError(f"{written} holds data, and is not replaced.")
     return write_report(
         runs,
         output,
@@ -109,7 +124,7 @@ def render(
     found: Sequence[Findings],
     *,
     class_names: Sequence[str] | None = None,
-    planes: Sequence[LossPlane | None] = (),
+    planes: Sequence[LossPlane | str | None] = (),
 ) -> str:
     """The page as a string."""
     jinja2 = need("jinja2", "report")
@@ -130,10 +145,39 @@ def render(
     return page.with_own_ids(html)
 
 
-def _check_names(
-    found: Sequence[Findings], class_names: Sequence[str] | None
-) -> None:
-    num_classes = found[0].run.header["num_classes"]
+def _checked_target(
+    path: str | os.PathLike[str], sources: Sequence[Source]
+) -> pathlib.Path:
+    """Where a file can be written without doing harm to a run."""
+    target = pathlib.Path(path).absolute()
+    if target.is_dir():
+        raise ValueError(
+            f"{path} is a directory; give the name of a file, such as "
+            f"{pathlib.Path(path) / 'report.html'}."
+        )
+    for source in sources:
+        place = getattr(_opened(source), "path", None)
+        if place and target.resolve().is_relative_to(place.resolve()):
+            raise ValueError(
+                f"{path} is inside the run {place}, which is not to be "
+                "touched. Choose another place."
+            )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error}.") from error
+    return target
+
+
+def _opened(source: Source) -> Run:
+    """For its manifest alone: files are not verified."""
+    if isinstance(source, CheckpointEnsemble):
+        return source.run
+    return RunDirectory.open(pathlib.Path(source).absolute())
+
+
+def _check_names(source: Source, class_names: Sequence[str] | None) -> None:
+    num_classes = _opened(source).header["num_classes"]
     if class_names is not None and len(class_names) != num_classes:
         raise ValueError(
             f"There are {len(class_names)} class names for {num_classes} "
@@ -142,34 +186,54 @@ def _check_names(
 
 
 def _subtitle(found: Sequence[Findings]) -> str:
-    header = found[0].run.header
-    parts = [
-        ", ".join(
-            dict.fromkeys(f.run.header.get("method", "?") for f in found)
-        ),
-        f"{header['num_classes']} classes",
-        f"{header['num_samples']:,} training samples",
-        f"{header.get('num_parameters', 0):,} parameters",
-    ]
+    """What holds for all runs."""
+    headers = [f.run.header for f in found]
+    parts = [", ".join(dict.fromkeys(h.get("method", "?") for h in headers))]
+    for key, name in {
+        "num_classes": "classes",
+        "num_samples": "training samples",
+        "num_parameters": "parameters",
+    }.items():
+        if len(numbers := {header.get(key) for header in headers}) == 1:
+            [number] = numbers
+            parts += [f"{number:,} {name}"] if number else []
     return " · ".join(parts)
 
 
-def _plane(found: Findings, target: pathlib.Path, verbose: int) -> LossPlane:
+def _plane(
+    found: Findings, target: pathlib.Path, verbose: int
+) -> LossPlane | str:
+    """The loss plane, or why there is none: the rest is worth a page."""
     scrutiny = found.scrutiny
     if found.ensemble is None or scrutiny is None or not scrutiny.is_training:
-        raise ValueError(
+        reason = (
             f"The loss plane of {found.name} needs its training data: --data "
             "train.npz, with arrays x and y in the order of training."
         )
-    # Another run has another file, so that none is in the way of the next.
+        Reporter(verbose).line(reason)
+        return reason
+    try:
+        return loss_plane(
+            found.ensemble,
+            scrutiny.data.x,
+            scrutiny.data.y,
+            resolution=_RESOLUTION,
+            max_samples=_NUM_SAMPLES,
+            cache=_cache(found, scrutiny, target),
+            verbose=verbose,
+        )
+    except ValueError as error:
+        Reporter(verbose).line(str(error))
+        return str(error)
+
+
+def _cache(
+    found: Findings, scrutiny: Scrutiny, target: pathlib.Path
+) -> pathlib.Path:
+    """A file for each run and its data, so that none is in another's way."""
     content = json.dumps([found.run.header, found.run.rounds])
-    run_id = hashlib.sha256(content.encode()).hexdigest()[:8]
-    return loss_plane(
-        found.ensemble,
-        scrutiny.data.x,
-        scrutiny.data.y,
-        resolution=_RESOLUTION,
-        max_samples=_NUM_SAMPLES,
-        cache=target.with_name(f"{target.stem}.loss-plane-{run_id}.npz"),
-        verbose=verbose,
-    )
+    digest = hashlib.sha256(content.encode())
+    for array in keras.tree.flatten(scrutiny.data.x):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    name = f"{target.stem}.loss-plane-{digest.hexdigest()[:8]}.npz"
+    return target.with_name(name)

@@ -47,6 +47,7 @@ def hardest_section(found: Sequence[Findings], names: ClassNames) -> Section:
 
 def _hardest_part(found: Findings, names: ClassNames) -> Part:
     hardest = samples.hardest_samples(found.run, _NUM_SHOWN)
+    texts = [_ties(found.weights, hardest.weight[0])]
     scrutiny = found.scrutiny
     if scrutiny is None or not scrutiny.is_training:
         rows = [
@@ -57,19 +58,8 @@ def _hardest_part(found: Findings, names: ClassNames) -> Part:
         ]
         return Part(
             found.name,
-            [missing("training data")],
+            [*texts, missing("training data")],
             tables=[Table(["sample", "weight", "rounds wrong"], rows)],
-        )
-    is_largest = np.isclose(found.weights, hardest.weight[0], rtol=1e-9)
-    texts = [
-        f"{is_largest.sum():,} of {len(found.weights):,} samples have the "
-        f"largest weight, {hardest.weight[0]:.3f}."
-    ]
-    if found.training is not None and not found.training.is_same:
-        texts.append(
-            f"The labels of {scrutiny.data.name} are those of training, but "
-            "the final model is right on other samples than it was then: the "
-            "inputs were different, perhaps preprocessed in another way."
         )
     shown = _Cards(scrutiny, names)
     return Part(
@@ -90,6 +80,17 @@ def _hardest_part(found: Findings, names: ClassNames) -> Part:
     )
 
 
+def _ties(weights: np.ndarray, largest: float) -> str:
+    num = int(np.isclose(weights, largest, rtol=1e-9).sum())
+    if num == len(weights):
+        return (
+            "All samples have the same weight; those that more members are "
+            "wrong about come first."
+        )
+    have = "sample has" if num == 1 else "samples have"
+    return f"{num:,} {have} the largest weight, {largest:.3f}."
+
+
 def suspects_section(found: Sequence[Findings], names: ClassNames) -> Section:
     return Section(
         "suspects",
@@ -106,15 +107,20 @@ def _suspects_part(found: Findings, names: ClassNames) -> Part:
         return Part(found.name, [missing("data")])
     suspects = scrutiny.suspects
     num = int(suspects.is_suspect.sum())
+    worst = suspects.ranking[suspects.is_suspect[suspects.ranking]]
+    worst = worst[:_NUM_SHOWN]
     shown = _Cards(scrutiny, names)
     return Part(
         found.name,
         [
             f"{num:,} of {len(suspects.given):,} labels of "
             f"{scrutiny.data.name} are suspicious: the ensemble takes them for "
-            "less likely than a guess. The "
-            f"{min(_NUM_SHOWN, len(suspects.given))} most suspicious samples "
-            "are below; --suspects suspects.csv writes all."
+            "less likely than a guess. The most suspicious ones are below; "
+            "--suspects suspects.csv writes all."
+            if num
+            else f"None of the {len(suspects.given):,} labels of "
+            f"{scrutiny.data.name} is suspicious: the ensemble takes all of "
+            "them for more likely than a guess."
         ],
         samples=[
             shown.card(
@@ -125,7 +131,7 @@ def _suspects_part(found: Findings, names: ClassNames) -> Part:
                     f"{names[suspects.predicted[i]]}",
                 ],
             )
-            for i in suspects.ranking[:_NUM_SHOWN]
+            for i in worst
         ],
     )
 

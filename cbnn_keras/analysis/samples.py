@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import os
 import pathlib
 from collections.abc import Iterable
@@ -10,13 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbnn_keras import boosting, selection
+from cbnn_keras import boosting, files, selection
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.run import Run
 from cbnn_keras.run_directory import RunDirectory
+from cbnn_keras.selection import SMALLEST_PROBABILITY
 from cbnn_keras.validation import split_labels
-
-_SMALLEST = 1e-7  # of a probability, as in the likelihood
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,20 +25,27 @@ class HardestSamples:
 
     Attributes:
         index: Positions in the training data.
-        weight: n * omega in the end; the mean over all samples is 1.
+        weight: See `final_weights`; the mean over all samples is 1.
         num_mistakes: In how many rounds the checkpoint was wrong.
         num_rounds: Of how many.
+        label: The class that each was given, if it is known.
+        decisions: The class that each member says, if it is known, shape
+            `(num_members, num)`.
     """
 
     index: NDArray[np.int64]
     weight: NDArray[np.float64]
     num_mistakes: NDArray[np.int64]
     num_rounds: int
+    label: NDArray[np.int64] | None = None
+    decisions: NDArray[np.int64] | None = None
 
 
 def hardest_samples(
     run: Run | CheckpointEnsemble | str | os.PathLike[str],
     num: int | None = None,
+    *,
+    opinions: "Suspects | None" = None,
 ) -> HardestSamples:
     """The training samples with the largest weights.
 
@@ -49,6 +56,8 @@ def hardest_samples(
     Args:
         run: A run, its ensemble or its directory.
         num: How many; all by default.
+        opinions: What `suspects` found in the training data, to have labels
+            and what the members say of them too.
 
     Example:
 
@@ -59,11 +68,16 @@ def hardest_samples(
     >>> run.add_round({"step": 2, "is_final": True}, np.array([1, 1, 0]), None)
     >>> hardest_samples(run)
     HardestSamples(index=array([1, 2, 0]), weight=array([1.5 , 0.75, 0.75]),
-        num_mistakes=array([1, 1, 0]), num_rounds=2)
+        num_mistakes=array([1, 1, 0]), num_rounds=2, label=None, decisions=None)
     """
     if num is not None and num < 1:
         raise ValueError(f"hardest_samples(num={num}): at least 1.")
     found = as_run(run)
+    if opinions is not None and not found.is_trained_on(opinions.given):
+        raise ValueError(
+            "hardest_samples(opinions=...): those must be of the training "
+            "data, in their order, which these are not."
+        )
     weights = final_weights(found)
     mistakes = np.zeros((len(found.rounds), len(weights)), dtype=bool)
     for row, record in zip(mistakes, found.rounds, strict=True):
@@ -73,7 +87,12 @@ def hardest_samples(
     keys = [*mistakes, num_mistakes, weights]
     order = np.lexsort([-key.astype(np.float64) for key in keys])[:num]
     return HardestSamples(
-        order, weights[order], num_mistakes[order], len(mistakes)
+        order,
+        weights[order],
+        num_mistakes[order],
+        len(mistakes),
+        None if opinions is None else opinions.given[order],
+        None if opinions is None else opinions.decisions[:, order],
     )
 
 
@@ -91,7 +110,7 @@ class Suspects:
         predicted: The class that the ensemble predicts.
         margin: Probability of the label minus that of the next best class.
         agreement: Share of the votes for the predicted class.
-        weight: n * omega if the data are those of training, else 1.
+        weight: See `final_weights` if the data are those of training, else 1.
         decisions: The class that each member predicts, shape
             `(num_members, num_samples)`.
     """
@@ -126,12 +145,12 @@ class Suspects:
             "margin": self.margin,
             "agreement": self.agreement,
         }
-        with open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(columns)
-            writer.writerows(
-                zip(*(c.tolist() for c in columns.values()), strict=True)
-            )
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns)
+        rows = zip(*(c.tolist() for c in columns.values()), strict=True)
+        writer.writerows(rows)
+        files.replace_text(pathlib.Path(path), text.getvalue())
 
 
 def suspects(
@@ -180,7 +199,7 @@ def rank_suspects(
             one column if binary.
         votes: Shape `(num_members,)`.
         labels: Class indices, shape `(num_samples,)`.
-        weights: n * omega.
+        weights: See `final_weights`.
     """
     opinions = _Opinions(labels, votes)
     for probabilities in members:
@@ -210,7 +229,7 @@ class _Opinions:
     def suspects(self, weights: np.ndarray) -> Suspects:
         of_label, of_next = _rivals(self._average, self._labels)
         score = (_log_ratio(of_label, of_next) + self._log_margin) / 2 - np.log(
-            np.maximum(weights, _SMALLEST)
+            np.maximum(weights, SMALLEST_PROBABILITY)
         )
         predicted = boosting.predicted_classes(self._average)
         decisions = np.array(self._decisions)
@@ -240,8 +259,18 @@ def as_run(source: Run | CheckpointEnsemble | str | os.PathLike[str]) -> Run:
 
 
 def final_weights(run: Run) -> NDArray[np.float64]:
-    """n * omega after all rounds, shape `(num_samples,)`, mean 1."""
-    return run.replay().weights * run.header["num_samples"]
+    """How much boosting has raised the weight of each sample, mean 1.
+
+    n * omega after all rounds, shape `(num_samples,)`; relative to the user's
+    own sample weights where there are any, which say nothing of how hard a
+    sample is. Those that the user gave no weight have 1.
+    """
+    first = run.first_weights
+    is_used = first > 0
+    raised = np.ones(len(first))
+    raised[is_used] = run.replay().weights[is_used] / first[is_used]
+    raised[is_used] /= raised[is_used].mean()
+    return raised
 
 
 def weights_of(run: Run, labels: np.ndarray) -> NDArray[np.float64]:
@@ -262,4 +291,7 @@ def _rivals(
 
 
 def _log_ratio(above: np.ndarray, below: np.ndarray) -> np.ndarray:
-    return np.log(np.maximum(above, _SMALLEST) / np.maximum(below, _SMALLEST))
+    return np.log(
+        np.maximum(above, SMALLEST_PROBABILITY)
+        / np.maximum(below, SMALLEST_PROBABILITY)
+    )

@@ -9,14 +9,17 @@ import numpy as np
 import tensorflow as tf
 
 from cbnn_keras.analysis import page, plots
-from cbnn_keras.analysis.findings import Evaluation, Findings
+from cbnn_keras.analysis.evaluation import Evaluation
+from cbnn_keras.analysis.findings import Findings
 from cbnn_keras.analysis.loss_plane import LossPlane
 from cbnn_keras.analysis.page import Part, Section, Table, missing
+from cbnn_keras.analysis.performance import sign_test
 from cbnn_keras.analysis.sample_sections import (
     ClassNames,
     hardest_section,
     suspects_section,
 )
+from cbnn_keras.run import Record
 from cbnn_keras.version import __version__
 
 _LEGEND_LETTERS = 24  # of the name of a run
@@ -25,14 +28,15 @@ _LEGEND_LETTERS = 24  # of the name of a run
 def make_sections(
     found: Sequence[Findings],
     class_names: Sequence[str] | None = None,
-    planes: Sequence[LossPlane | None] = (),
+    planes: Sequence[LossPlane | str | None] = (),
 ) -> list[Section]:
     """All sections of a page, in their order.
 
     Args:
         found: Of each run.
         class_names: Names of the classes, to show instead of numbers.
-        planes: The loss around three members of each run, where it is known.
+        planes: The loss around three members of each run, or why there is
+            none, or None where nobody asked for it.
     """
     names = ClassNames(class_names)
     return [
@@ -53,7 +57,8 @@ def _summary(found: Sequence[Findings]) -> Section:
     return Section(
         "summary",
         "Is the ensemble better?",
-        "The ensemble against the model at the end of the same training.",
+        "The ensemble against its last member, which is the model at the end "
+        "of training where training is over.",
         [_summary_part(f) for f in found],
     )
 
@@ -61,11 +66,13 @@ def _summary(found: Sequence[Findings]) -> Section:
 def _summary_part(found: Findings) -> Part:
     if found.evaluation is None:
         last = found.run.round_at(found.steps[-1])
+        num = len(found.steps)
         return Part(
             found.name,
             [
-                f"{len(found.steps)} members. The last one has a weighted "
+                f"{num} member{'s' * (num > 1)}. The last one has a weighted "
                 f"error of {last['error']:.2%} on the training set.",
+                *found.notes,
                 "Give data that were not trained on to see whether the "
                 "ensemble is better: cbnn report RUN --data test.npz, with "
                 "arrays x and y.",
@@ -85,20 +92,23 @@ def _summary_part(found: Findings) -> Part:
     head = ["", "error, %", "NLL", "NLL, scaled", "ECE, %"]
     return Part(
         found.name,
-        [_verdict(evaluation), _where(evaluation)],
+        [_verdict(evaluation), _where(evaluation), *found.notes],
         tables=[Table(head, rows)],
     )
 
 
 def _verdict(evaluation: Evaluation) -> str:
+    if len(evaluation.votes) == 1:
+        return "The ensemble has one member: there is nothing to compare."
     gained, lost = evaluation.gained_and_lost
     points = 100 * (gained - lost) / len(evaluation.labels)
+    p_value = sign_test(gained, lost)
     counts = (
-        f"it gets {gained:,} samples that the final model misses, and misses "
-        f"{lost:,} that the final model gets"
+        f"it is right on {gained:,} of the samples that the {evaluation.last} "
+        f"gets wrong, and wrong on {lost:,} of those that it gets right "
+        f"(p = {p_value:.2g})"
     )
-    # Under the hypothesis of no difference, gained is binomial with p = 1/2.
-    if abs(gained - lost) < 2 * np.sqrt(gained + lost) or gained == lost:
+    if p_value >= 0.05:
         return (
             f"No clear difference ({points:+.2f} points of accuracy): {counts}."
         )
@@ -121,8 +131,8 @@ def _rounds(found: Sequence[Findings]) -> Section:
         "rounds",
         "Did boosting do anything?",
         "A round for each checkpoint: its weighted error e on the training "
-        "set, its vote, the normaliser Z of the new weights, and the product "
-        "of the Zs, which bounds the exponential loss of the ensemble.",
+        "set, its vote, and the normaliser Z of the new weights. With CBNN the "
+        "product of the Zs bounds the exponential loss of the ensemble.",
         [_rounds_part(f) for f in found],
     )
 
@@ -144,7 +154,7 @@ def _rounds_part(found: Findings) -> Part:
             f"{r['step']:,}",
             r["epoch"] + 1,
             f"{r['error']:.4f}",
-            f"{r['vote']:.3f}" if r["step"] in found.steps else "no member",
+            _vote(r, found.steps),
             f"{r['normaliser']:.4f}",
             f"{r['bound']:.4f}" if run.has_bound else "-",
             f"{r['exponential_loss']:.4f}" if run.has_bound else "-",
@@ -152,6 +162,12 @@ def _rounds_part(found: Findings) -> Part:
         for r in rounds
     ]
     return Part(found.name, texts, drawings, [Table(head, rows)])
+
+
+def _vote(record: Record, steps: list[int]) -> str:
+    if record["step"] in steps:
+        return f"{record['vote']:.3f}"
+    return "left out" if record["is_member"] else "no member"
 
 
 def _growth(found: Sequence[Findings]) -> Section:
@@ -195,6 +211,7 @@ def _growth_part(found: Findings) -> Part:
                     evaluation.member_errors,
                     evaluation.stage_errors,
                     ax,
+                    last=evaluation.last,
                 )
             ),
             page.plot(
@@ -202,6 +219,7 @@ def _growth_part(found: Findings) -> Part:
                     evaluation.size_errors,
                     ax,
                     final_error=evaluation.member_errors[-1],
+                    last=evaluation.last,
                 )
             ),
         ],
@@ -211,7 +229,7 @@ def _growth_part(found: Findings) -> Part:
 def _diversity(found: Sequence[Findings]) -> Section:
     matrices = [_matrices(f) for f in found]
     limits = {
-        kind: _limits([m[kind] for m in matrices if kind in m])
+        kind: plots.common_limits(*(m[kind] for m in matrices if kind in m))
         for kind in _HEAT_MAPS
     }
     return Section(
@@ -244,19 +262,10 @@ def _matrices(found: Findings) -> dict[str, np.ndarray]:
     }
 
 
-def _limits(matrices: list[np.ndarray]) -> tuple[float, float] | None:
-    """The range of all that is off the diagonals."""
-    values = [m[~np.eye(len(m), dtype=bool)] for m in matrices]
-    together = np.concatenate([np.zeros(0), *values])
-    if not together.size:
-        return None
-    return float(together.min()), float(together.max())
-
-
 def _diversity_part(
     found: Findings,
     matrices: dict[str, np.ndarray],
-    limits: dict[str, tuple[float, float] | None],
+    limits: dict[str, tuple[float, float]],
 ) -> Part:
     where = (
         "Without data: the share of training samples that just one of two "
@@ -285,7 +294,8 @@ def _weights(found: Sequence[Findings], names: ClassNames) -> Section:
     return Section(
         "weights",
         "Which samples and classes got more weight?",
-        "Sample weights at the end of training; their mean is 1.",
+        "How much boosting has raised the weights of samples by the end of "
+        "training; the mean is 1.",
         [_weights_part(f, names) for f in found],
     )
 
@@ -294,13 +304,13 @@ def _weights_part(found: Findings, names: ClassNames) -> Part:
     drawings = [
         page.plot(lambda ax: plots.draw_weight_histogram(found.weights, ax))
     ]
-    training = found.training
-    if training is None:
+    by_class = found.by_class
+    if by_class is None:
         return Part(found.name, [missing("training data")], drawings)
     drawings.append(
         page.plot(
             lambda ax: plots.draw_class_weights(
-                training.by_class, ax, class_names=names.known
+                by_class, ax, class_names=names.known
             )
         )
     )
@@ -357,22 +367,8 @@ def _calibration_part(found: Findings) -> Part:
 
 
 def _loss_planes(
-    found: Sequence[Findings], planes: Sequence[LossPlane | None]
+    found: Sequence[Findings], planes: Sequence[LossPlane | str | None]
 ) -> Section:
-    parts = [
-        Part(
-            f.name,
-            plots=[
-                page.plot(
-                    functools.partial(plots.draw_loss_plane, plane, panel),
-                    height=3.8,
-                )
-                for panel in range(3)
-            ],
-        )
-        for f, plane in zip(found, planes, strict=True)
-        if plane is not None
-    ]
     return Section(
         "loss-plane",
         "Did the loss surface move?",
@@ -380,8 +376,20 @@ def _loss_planes(
         "p2 and p3 in the order of training, with the sample weights of each "
         "one's round; the statistics of BatchNorm are recomputed at every "
         "point.",
-        parts,
+        [_plane_part(f, p) for f, p in zip(found, planes, strict=True)],
     )
+
+
+def _plane_part(found: Findings, plane: LossPlane | str | None) -> Part:
+    if plane is None or isinstance(plane, str):
+        return Part(found.name, [plane] if plane else [])
+    drawings = [
+        page.plot(
+            functools.partial(plots.draw_loss_plane, plane, panel), height=3.8
+        )
+        for panel in range(3)
+    ]
+    return Part(found.name, plots=drawings)
 
 
 def _settings(found: Sequence[Findings]) -> Section:

@@ -92,6 +92,7 @@ class TensorBoardLogger(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Record | None = None) -> None:
         self._check_callback()
+        self._check_directory()
         self._close()  # still open after a `fit` that failed
         # A new run is written whole, whatever its directory holds.
         self._known = (
@@ -132,6 +133,15 @@ class TensorBoardLogger(keras.callbacks.Callback):
                 "this `fit`. List both: `callbacks=[callback, "
                 "TensorBoardLogger(callback, log_dir)]`."
             )
+
+    def _check_directory(self) -> None:
+        try:
+            tf.io.gfile.makedirs(self.log_dir)
+        except tf.errors.OpError as error:
+            raise ValueError(
+                f"TensorBoardLogger(log_dir={self.log_dir!r}) cannot be "
+                f"written to: {error.message}."
+            ) from error
 
     def _check_order(self, logs: Record) -> None:
         # The callback puts it there at the end of every epoch.

@@ -1,0 +1,133 @@
+"""What the members of a run say of labelled data, and how good that is."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbnn_keras import boosting, selection
+from cbnn_keras.analysis import calibration, diversity, performance
+from cbnn_keras.analysis.calibration import Calibration
+
+
+@dataclasses.dataclass(frozen=True)
+class Labelled:
+    """Data that a run is judged by.
+
+    Attributes:
+        name: For people, such as that of a file.
+        x: Inputs of the model.
+        y: Labels, in any of the formats of training.
+    """
+
+    name: str
+    x: Any
+    y: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """How good one predictor is.
+
+    Attributes:
+        name: For people.
+        error: Share of the samples, between 0 and 1.
+        before: Calibration of its probabilities.
+        after: That after temperature scaling, each half of the samples with
+            the temperature of the other half.
+        temperature: The mean of the two.
+    """
+
+    name: str
+    error: float
+    before: Calibration
+    after: Calibration
+    temperature: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """What the members say of labelled data.
+
+    Attributes:
+        data: Inputs and labels as they were given.
+        is_training: Whether the run was trained on them.
+        last: What the last member is: the final model, if training is over.
+        labels: Class indices, shape `(num_samples,)`.
+        probabilities: Shape `(num_members, num_samples, num_classes)`, or one
+            column if binary.
+        votes: Shape `(num_members,)`.
+    """
+
+    data: Labelled
+    is_training: bool
+    last: str
+    labels: NDArray[np.int64]
+    probabilities: NDArray[np.float32]
+    votes: NDArray[np.float64]
+
+    @functools.cached_property
+    def ensemble_probabilities(self) -> np.ndarray:
+        return boosting.combine_probabilities(self.probabilities, self.votes)
+
+    @functools.cached_property
+    def models(self) -> list[Model]:
+        """The last member, the plain average, and the ensemble."""
+        predictions = {
+            self.last: self.probabilities[-1],
+            "plain average": self.probabilities.mean(axis=0),
+            "ensemble": self.ensemble_probabilities,
+        }
+        return [self._judge(name, p) for name, p in predictions.items()]
+
+    @functools.cached_property
+    def gained_and_lost(self) -> tuple[int, int]:
+        """Samples that only the ensemble, and only the last member, gets."""
+        by_ensemble, by_final = (
+            boosting.predicted_classes(p) == self.labels
+            for p in (self.ensemble_probabilities, self.probabilities[-1])
+        )
+        return (
+            int((by_ensemble & ~by_final).sum()),
+            int((by_final & ~by_ensemble).sum()),
+        )
+
+    @functools.cached_property
+    def member_errors(self) -> NDArray[np.float64]:
+        return performance.member_errors(self.probabilities, self.labels)
+
+    @functools.cached_property
+    def stage_errors(self) -> NDArray[np.float64]:
+        return performance.stage_errors(
+            self.probabilities, self.votes, self.labels
+        )
+
+    @functools.cached_property
+    def size_errors(self) -> NDArray[np.float64]:
+        return performance.size_errors(
+            self.probabilities, self.votes, self.labels
+        )
+
+    @functools.cached_property
+    def correlation(self) -> NDArray[np.float64]:
+        return diversity.pairwise_correlation(self.probabilities)
+
+    @functools.cached_property
+    def disagreement(self) -> NDArray[np.float64]:
+        return diversity.pairwise_disagreement(
+            boosting.predicted_classes(self.probabilities)
+        )
+
+    def _judge(self, name: str, probabilities: np.ndarray) -> Model:
+        scaled, temperatures = calibration.scale_by_halves(
+            probabilities, self.labels
+        )
+        return Model(
+            name=name,
+            error=1 - selection.accuracy(probabilities, self.labels),
+            before=calibration.calibration(probabilities, self.labels),
+            after=calibration.calibration(scaled, self.labels),
+            temperature=float(np.mean(temperatures)),
+        )
