@@ -1,6 +1,6 @@
 """Classes of unequal sizes: a single model, its remedies, and CBNN.
 
-Reproduces section 5.4 (table 3 and the point of figure 5b) of Wang et al.,
+Reproduces section 5.4 (table 3 and the point of figure 2(b)) of Wang et al.,
 "Boost Neural Networks by Checkpoints", NeurIPS 2021: a fifth of the classes
 keeps a tenth of its samples (step imbalance, mu = 0.2, rho = 10). Test images
 are balanced. `reproduce.py table3` has all methods and several seeds.
