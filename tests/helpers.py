@@ -6,6 +6,19 @@ import numpy as np
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
 from cbnn_keras.run import MemoryRun
 
+# Of a report, in their order on the page.
+SECTIONS = [
+    "summary",
+    "rounds",
+    "growth",
+    "diversity",
+    "weights",
+    "calibration",
+    "hardest",
+    "suspects",
+    "settings",
+]
+
 
 def blobs(num_samples=120, num_classes=3, num_features=4, seed=0):
     """Clusters that overlap a little: learnable, not at once."""

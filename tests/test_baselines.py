@@ -499,6 +499,7 @@ def test_parallel_ensemble_of_what_does_not_fit(tmp_path):
 # All of them
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("method", METHODS)
 def test_run_directory_loads_inspects_selects_and_exports(method, tmp_path):
     callback = METHODS[method](tmp_path / "run", num_checkpoints=3)

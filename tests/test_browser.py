@@ -12,7 +12,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from helpers import trained
+from helpers import SECTIONS, trained
 from playwright.sync_api import sync_playwright
 from recipes.training import Recipe, load_split, train
 
@@ -28,18 +28,6 @@ FLAGS = [
     "--disable-sync",
     "--no-first-run",
 ]
-SECTIONS = [
-    "summary",
-    "rounds",
-    "growth",
-    "diversity",
-    "weights",
-    "calibration",
-    "hardest",
-    "suspects",
-    "settings",
-]
-
 pytestmark = [
     pytest.mark.servers,
     pytest.mark.skipif(

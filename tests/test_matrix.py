@@ -200,6 +200,7 @@ def test_trains_saves_loads_and_predicts(name, tmp_path):
     assert [m["step"] for m in loaded.members] == expected
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     "name", ["sequential", "one-hot", "text", "dict inputs"]
 )

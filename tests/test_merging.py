@@ -1398,7 +1398,7 @@ def by_name(inputs):
     return inputs
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_saved_model_opens_in_a_process_without_this_package(tmp_path):
     expected = {}
     for case, voting in (

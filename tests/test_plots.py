@@ -317,7 +317,7 @@ def test_errors(ax):
     np.testing.assert_allclose(stages.get_ydata(), [30, 20.5])
     assert ax.get_xlabel() == "epochs" and ax.get_title() == "Test"
     assert caption == (
-        "The final model errs on 25.00% of the samples, the ensemble of all 2 "
+        "The final model errs on 25.00% of the samples, the ensemble of both "
         "members on 20.50%: the ensemble is better by 4.50 points."
     )
 
@@ -325,13 +325,19 @@ def test_errors(ax):
 def test_errors_where_the_ensemble_does_not_help(ax):
     caption = plots.draw_errors([1, 2], [0.3, 0.2], [0.3, 0.21], ax)
     assert "the final model is better by 1.00 points" in caption
+    errors = [1, 2, 3], [0.3, 0.3, 0.2], [0.3, 0.3, 0.2]
+    caption = plots.draw_errors(*errors, new_axes(), last="last member")
+    assert caption == (
+        "The last member errs on 20.00% of the samples, the ensemble of all 3 "
+        "members on 20.00%: neither is better."
+    )
     caption = plots.draw_errors([1], [0.2], [0.2], new_axes())
-    assert caption.endswith("one member on 20.00%: neither is better.")
+    assert caption == "The one member errs on 20.00% of the samples."
 
 
 def test_the_difference_is_that_of_what_is_written(ax):
     # 21.155 - 18.244 = 2.911, but 21.16 - 18.24 = 2.92
-    caption = plots.draw_errors([1], [0.211551], [0.18244], ax)
+    caption = plots.draw_errors([1, 2], [1, 0.211551], [1, 0.18244], ax)
     assert "21.16%" in caption and "18.24%" in caption
     assert "better by 2.92 points" in caption
 
@@ -352,7 +358,7 @@ def test_size_curve(ax):
 def test_size_curve_where_all_are_best(ax):
     caption = plots.draw_size_curve([0.3, 0.2], ax)
     assert caption == (
-        "The ensemble of all 2 members errs least, on 20.00% of the samples."
+        "The ensemble of both members errs least, on 20.00% of the samples."
     )
 
 
@@ -547,7 +553,7 @@ def test_loss_plane(ax):
     # From 0.5 to 8 in four equal ratios, whichever panel is drawn.
     np.testing.assert_allclose(contours.levels, [0.5, 1, 2, 4, 8])
     assert [points_of(mark) for mark in marks] == PLANE.points[:, None].tolist()
-    assert texts_of(ax) == ["$p_1$", "$p_2$", "$p_3$"]
+    assert texts_of(ax) == ["p₁", "p₂", "p₃"]
     assert ax.get_aspect() == 1
     assert caption == (
         "In the round of step 1,000 the loss is lowest at p1, that round's own "

@@ -41,7 +41,7 @@ def test_links_lead_somewhere():
         assert (ROOT / target).exists(), target
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_the_example_runs_and_goes_on_where_it_was(tmp_path):
     command = [sys.executable, ROOT / "examples/digits.py", "--seeds", "1"]
     printed = [

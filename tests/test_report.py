@@ -10,7 +10,13 @@ import keras
 import numpy as np
 import pandas
 import pytest
-from helpers import blobs, dense_model, text_model, trained
+from helpers import (
+    SECTIONS,
+    blobs,
+    dense_model,
+    text_model,
+    trained,
+)
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble, cli
 from cbnn_keras.analysis import Labelled, write_report
@@ -19,17 +25,6 @@ from cbnn_keras.baselines import PlainCheckpoints
 X, Y = blobs()
 # Of the same clusters, in another order: labels tell data apart.
 X_NEW, Y_NEW = (array[:119:-1] for array in blobs(num_samples=180))
-SECTIONS = [
-    "summary",
-    "rounds",
-    "growth",
-    "diversity",
-    "weights",
-    "calibration",
-    "hardest",
-    "suspects",
-    "settings",
-]
 VOID = {"img", "br", "meta", "link"}
 OUTSIDE = re.compile(r'(?:src|href)="(?!#|data:)[^"]*"|url\((?!#)|@import')
 

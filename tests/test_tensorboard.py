@@ -215,6 +215,7 @@ def test_baselines_have_no_bound(tmp_path, method, prefix):
     assert_logged(events, method, prefix, names)
 
 
+@pytest.mark.large
 def test_steps_per_execution(tmp_path):
     cbnn = CBNNCallback(interval=5)
     fit(cbnn, tmp_path, model=dense_model(steps_per_execution=4))
@@ -319,6 +320,7 @@ def resumable(tmp_path, *others, log_dir="logs"):
 
 
 # Of 18 steps, 6 an epoch, a round every 4; the state is kept every epoch.
+@pytest.mark.large
 @pytest.mark.parametrize("step", [5, 7, 17, 18])
 def test_a_resumed_run_repeats_no_round(tmp_path, step):
     with pytest.raises(Stop):
@@ -330,6 +332,7 @@ def test_a_resumed_run_repeats_no_round(tmp_path, step):
     assert events.steps("cbnn/val_ensemble_accuracy") == [6, 12, 18]
 
 
+@pytest.mark.large
 def test_a_finished_run_is_not_written_again(tmp_path):
     resumable(tmp_path)
     files = list((tmp_path / "logs").iterdir())
@@ -338,6 +341,7 @@ def test_a_finished_run_is_not_written_again(tmp_path):
     assert_logged(Events(tmp_path / "logs"), cbnn)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("step", [13, None])
 def test_rounds_before_the_first_log_are_written_too(tmp_path, step):
     if step is None:
@@ -363,7 +367,7 @@ def test_files_of_others_do_not_count_as_written(tmp_path):
     assert_logged(Events(tmp_path / "logs"), cbnn)
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_an_event_that_was_cut_off(tmp_path):
     with pytest.raises(Stop):
         resumable(tmp_path, stop_at(14))
@@ -380,6 +384,7 @@ def test_an_event_that_was_cut_off(tmp_path):
 # Several devices.
 
 
+@pytest.mark.large
 def test_under_a_strategy(tmp_path):
     strategy = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()
