@@ -380,9 +380,13 @@ class CheckpointEnsemble:
             self._model.set_weights(kept)
 
 
+class ModelNeededError(ValueError):
+    """A run whose model cannot be built without the user's own code."""
+
+
 def _load_model(run: RunDirectory) -> keras.Model:
     if not run.has_model:
-        raise ValueError(
+        raise ModelNeededError(
             f"{run.path} holds no architecture, because the model is "
             "subclassed. Build a model of that class, call it once on data, "
             "and pass it: CheckpointEnsemble.load(directory, model=model)."
@@ -390,7 +394,7 @@ def _load_model(run: RunDirectory) -> keras.Model:
     try:
         return run.load_model()
     except (TypeError, ValueError) as error:
-        raise ValueError(
+        raise ModelNeededError(
             f"The architecture in {run.path} cannot be rebuilt here. For a "
             "model with classes of your own, import them and decorate them "
             "with `@keras.saving.register_keras_serializable()`, or pass a "

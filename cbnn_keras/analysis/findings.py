@@ -13,9 +13,8 @@ from cbnn_keras import boosting
 from cbnn_keras.analysis import diversity, samples
 from cbnn_keras.analysis.class_weights import ClassWeights, weights_by_class
 from cbnn_keras.analysis.evaluation import Evaluation, Labelled
-from cbnn_keras.ensemble import CheckpointEnsemble
+from cbnn_keras.ensemble import CheckpointEnsemble, ModelNeededError
 from cbnn_keras.run import Run
-from cbnn_keras.run_directory import RunDirectory
 from cbnn_keras.validation import split_labels
 
 Source = CheckpointEnsemble | str | os.PathLike[str]
@@ -157,15 +156,13 @@ def _notes_of(run: Run) -> Iterator[str]:
 def _as_ensemble(source: Source) -> CheckpointEnsemble:
     if isinstance(source, CheckpointEnsemble):
         return source
-    path = pathlib.Path(source)
-    if not RunDirectory.open(path).has_model:
+    try:
+        return CheckpointEnsemble.load(source)
+    except ModelNeededError as error:
         raise ValueError(
-            f"{source} holds no architecture, because the model is subclassed, "
-            "so its members can predict only in Python: build a model of that "
-            "class, then write_report([CheckpointEnsemble.load(directory, "
-            "model=model)], 'report.html', data=[Labelled('test', x, y)])."
-        )
-    return CheckpointEnsemble.load(path)
+            f"{error} Then, in Python: write_report([ensemble], 'report.html', "
+            "data=[Labelled('test', x, y)])."
+        ) from error
 
 
 def _place(source: Source) -> str:
