@@ -134,8 +134,8 @@ def _add_report_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="FILE",
         help=".npz files with inputs `x` and labels `y`: data that were not "
-        "trained on, the training data in their order, or both; which is which "
-        "is found out",
+        "trained on (one file at most), the training data in their order, or "
+        "both; which is which is found out",
     )
     parser.add_argument(
         "-o",

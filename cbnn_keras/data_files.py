@@ -39,9 +39,11 @@ def _load(path: pathlib.Path, content: str) -> dict[str, np.ndarray]:
                 raise ValueError("it is one array, an .npy file")
             arrays = {name: file[name] for name in file.files}
     except (EOFError, OSError, ValueError, zipfile.BadZipFile) as error:
+        is_pickled = "Object arrays" in str(error)
         raise ValueError(
             f"{path} is not an .npz file of arrays ({error}). Write one with "
             f"np.savez(path, {content})."
+            + (" Texts are arrays of strings: x.astype(str)." * is_pickled)
         ) from error
     for name, array in arrays.items():
         if not array.ndim:
@@ -91,6 +93,6 @@ def read_lines(path: pathlib.Path | None) -> list[str] | None:
     if path is None:
         return None
     try:
-        return path.read_text("utf-8-sig").splitlines()
+        return path.read_text("utf-8-sig").rstrip().splitlines()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not in UTF-8 ({error}).") from error

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from numpy.typing import ArrayLike
 
 from cbnn_keras import (
@@ -166,6 +167,8 @@ class CheckpointEnsemble:
                 "A generator can be read only once, but each member predicts "
                 "in a pass of its own. Give arrays or a tf.data.Dataset."
             )
+        if not isinstance(x, tf.data.Dataset):
+            x = keras.tree.map_structure(_as_objects, x)
         return self._member_probabilities(x, batch_size, verbose)
 
     def _member_probabilities(
@@ -401,6 +404,12 @@ def _load_model(run: RunDirectory) -> keras.Model:
             "built model: CheckpointEnsemble.load(directory, model=model). "
             f"Keras: {error}"
         ) from error
+
+
+def _as_objects(array: Any) -> Any:
+    """Texts in the form in which Keras reads them."""
+    is_text = isinstance(array, np.ndarray) and array.dtype.kind in "US"
+    return array.astype(object) if is_text else array
 
 
 def check_voting(voting: str) -> None:

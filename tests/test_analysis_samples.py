@@ -533,6 +533,15 @@ def test_flipped_labels_are_found():
     assert np.isin(np.flatnonzero(found.is_suspect), flipped).mean() > 0.8
 
 
+def test_suspects_of_a_directory(tmp_path):
+    callback, _, x, y = trained(tmp_path / "run", epochs=2)
+    found = suspects(tmp_path / "run", x, y, verbose=0)
+    expected = suspects(callback.ensemble(), x, y, verbose=0)
+    np.testing.assert_array_equal(found.ranking, expected.ranking)
+    found.to_csv(tmp_path / "new" / "folder" / "a.csv")
+    assert len(pandas.read_csv(tmp_path / "new/folder/a.csv")) == len(y)
+
+
 def test_labels_and_opinions_of_the_hardest_samples():
     ensemble, x, y = softmax_trained()
     opinions = suspects(ensemble, x, y, verbose=0)

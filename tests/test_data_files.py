@@ -10,6 +10,7 @@ from cbnn_keras.data_files import (
     load_inputs,
     load_labelled,
     load_priors,
+    read_lines,
 )
 
 X, Y = blobs()
@@ -87,6 +88,19 @@ def test_a_file_that_is_none_is_named(damage, tmp_path, files_are_closed):
         r"with np\.savez\(path, x=\.\.\.\)\.",
     ):
         load_inputs(path)
+
+
+def test_texts_that_were_pickled_are_explained(tmp_path):
+    pickle(tmp_path / "data.npz")
+    message = r"Texts are arrays of strings: x\.astype\(str\)\.$"
+    with pytest.raises(ValueError, match=message):
+        load_inputs(tmp_path / "data.npz")
+
+
+def test_lines_end_with_the_last_name(tmp_path):
+    path = tmp_path / "names.txt"
+    path.write_text("\ufeffa\nb \n\n\n", "utf-8")
+    assert read_lines(path) == ["a", "b"]
 
 
 def test_a_file_of_labels_alone_has_no_inputs(tmp_path):

@@ -78,6 +78,17 @@ def test_other_inputs_with_the_labels_of_training_are_noticed(directory):
     assert found.evaluation.data is NEW
 
 
+def test_training_data_in_another_order_are_doubted(directory):
+    order = np.random.default_rng(0).permutation(120)
+    data = Labelled("other", X[order], Y[order])
+    [found] = examine([directory], [data], verbose=0)
+    assert not found.evaluation.is_certain
+    [note] = found.notes
+    assert note.startswith("other has as many samples as the training set.")
+    [found] = examine([directory], [NEW], verbose=0)
+    assert found.evaluation.is_certain
+
+
 def test_a_run_that_is_not_finished(tmp_path):
     callback = CBNNCallback(tmp_path / "run", num_checkpoints=3)
     model = dense_model()
@@ -157,6 +168,7 @@ def test_what_the_ensemble_gains_and_loses():
     evaluation = Evaluation(
         TRAIN,
         False,
+        True,
         "final model",
         np.array([0, 1, 0, 1]),
         np.array([first, final], dtype=np.float32),

@@ -6,6 +6,7 @@ import re
 import xml.etree.ElementTree
 
 import numpy as np
+import pandas
 import pytest
 from PIL import Image
 
@@ -97,6 +98,13 @@ def test_named_inputs_have_their_names():
     x = {"age": np.array([[30], [41]]), "<b>": np.array(["x & y", "z"])}
     html = str(page.Exhibit(x).show(0))
     assert html == "age: 30<br>&lt;b&gt;: x &amp; y"
+
+
+def test_rows_of_pandas_have_their_names():
+    x = pandas.DataFrame({"age": [30, 41], 7: [0.5, 1 / 3]}, index=[5, 0])
+    assert str(page.Exhibit(x).show(1)) == "age: 41<br>7: 0.3333"
+    wide = pandas.DataFrame(np.zeros((2, 13)))
+    assert str(page.Exhibit(wide).show(0)).endswith("11: 0<br>…")
 
 
 @pytest.mark.parametrize("dtype", ["U", "S", "O"])

@@ -1,5 +1,6 @@
 """What is drawn is what was given, and captions say what there is to see."""
 
+import dataclasses
 import functools
 import io
 import itertools
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from cbnn_keras.analysis import palette, plots
-from cbnn_keras.analysis.calibration import Calibration
+from cbnn_keras.analysis.calibration import Calibration, calibration
 from cbnn_keras.analysis.class_weights import ClassWeights
 from cbnn_keras.analysis.loss_plane import LossPlane
 
@@ -459,8 +460,8 @@ def test_class_weights_without_minority(ax):
     names = [label.get_text() for label in ax.get_xticklabels()]
     assert names == ["cat", "dog", "a very long n…"]
     assert caption == (
-        "No class has less than half as many samples as large ones. Class dog "
-        "weighs most (1.25 on average), class cat least (0.75)."
+        "No class is much smaller than the others. Class dog "
+        "weighs most (1.250 on average), class cat least (0.750)."
     )
 
 
@@ -472,8 +473,8 @@ def test_weight_histogram(ax):
     assert ax.patches[0].get_x() == pytest.approx(0.5)
     assert ax.lines[0].get_xdata() == [1, 1]
     assert caption == (
-        "Samples weigh between 0.50 and 4.00 times the mean, half of them "
-        "below 0.50. The heaviest tenth has 40% of the weight."
+        "Samples weigh between 0.500 and 4.000 times the mean, half of them at "
+        "most 0.500. The heaviest tenth has 40% of the weight."
     )
 
 
@@ -661,3 +662,35 @@ def test_classes_of_one_weight(ax):
     assert plots.draw_class_weights(found, ax) == (
         "The samples of all classes weigh the same on average."
     )
+
+
+def test_votes_of_one_member(ax):
+    one = [round_of(10, vote=0.43, error=0.25)]
+    assert plots.draw_rounds(one, ax) == (
+        "The one member has a vote of 0.43 (weighted error 25.0%)."
+    )
+
+
+def test_members_that_decide_alike(ax):
+    assert plots.draw_heat_map(np.zeros((3, 3)), ax, kind="disagreement") == (
+        "All members decide alike: there is nothing for an average."
+    )
+
+
+@pytest.mark.parametrize(("height", "aspect"), [(2.0, 1.0), (0.5, "auto")])
+def test_a_plane_that_is_nearly_a_line_fills_the_axes(height, aspect, ax):
+    plane = dataclasses.replace(
+        PLANE,
+        x=np.linspace(0, 2, len(PLANE.x)),
+        y=np.linspace(0, height, len(PLANE.y)),
+    )
+    plots.draw_loss_plane(plane, 0, ax)
+    assert ax.get_aspect() == aspect
+
+
+def test_two_temperatures_are_averaged(ax):
+    found = calibration(np.array([[0.8, 0.2]] * 4), np.array([0, 0, 0, 1]))
+    caption = plots.draw_reliability(
+        found, ax, after=found, temperature=(1.0, 2.0)
+    )
+    assert "(temperature 1.50)" in caption

@@ -14,12 +14,15 @@ from helpers import (
     SECTIONS,
     blobs,
     dense_model,
+    memory_ensemble,
     text_model,
     trained,
 )
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble, cli
-from cbnn_keras.analysis import Labelled, write_report
+from cbnn_keras.analysis import Labelled, examine, sections, write_report
+from cbnn_keras.analysis.evaluation import Evaluation
+from cbnn_keras.analysis.sample_sections import ClassNames, hardest_section
 from cbnn_keras.baselines import PlainCheckpoints
 
 X, Y = blobs()
@@ -360,6 +363,12 @@ def test_texts_in_a_file(tmp_path):
     arguments += [str(tmp_path / "train.npz"), "-o", str(tmp_path / "a.html")]
     assert cli.main(arguments) == 0
     assert "green blue" in check(tmp_path / "a.html").text["hardest"]
+    # In Python too, whatever the form of the strings.
+    ensemble = CheckpointEnsemble.load(tmp_path / "run")
+    np.testing.assert_array_equal(
+        ensemble.predict(x, verbose=0),
+        ensemble.predict(x.astype(object), verbose=0),
+    )
 
 
 def test_the_same_run_gives_the_same_page(place, tmp_path):
@@ -434,6 +443,44 @@ def test_what_is_refused(arguments, message, place, capsys, monkeypatch):
     assert error.startswith("cbnn: ")
     assert message in error
     assert not (place / "report.html").exists()
+
+
+def test_one_run_and_one_data_set_need_no_lists(place, tmp_path):
+    output = tmp_path / "a.html"
+    data = Labelled("frame", pandas.DataFrame(X), pandas.Series(Y))
+    write_report(str(place / "run"), output, data=data, verbose=0)
+    text = check(output).text
+    assert "TRAINED ON" in text["summary"]
+    assert re.search(r"0: -?\d+\.\d+ 1: -?\d", text["hardest"])
+    ensemble = CheckpointEnsemble.load(place / "run")
+    write_report(ensemble, output, verbose=0)
+    check(output)
+    with pytest.raises(ValueError, match=r"as Labelled\(name, x, y\)\.$"):
+        write_report(ensemble, output, data=[(X, Y)])
+
+
+def test_samples_that_nobody_is_wrong_about():
+    [found] = examine([memory_ensemble(dense_model(), [1.0, 1.0])])
+    section = hardest_section([found], ClassNames(None))
+    [part] = section.parts
+    assert part.texts == ["No checkpoint was wrong about any sample."]
+
+
+def test_advice_where_the_ensemble_is_no_better(page, tmp_path):
+    evaluation = Evaluation(
+        Labelled("new", None, None),
+        False,
+        True,
+        "final model",
+        np.zeros(40, dtype=int),
+        np.stack([np.eye(2)[np.ones(40, int)], np.eye(2)[np.zeros(40, int)]]),
+        np.array([2.0, 1.0]),
+    )
+    verdict = sections._verdict(evaluation)
+    assert verdict.startswith("The ensemble is worse by 100.00 points: it is")
+    assert verdict.endswith(
+        "select(validation_data=...), which chooses among them."
+    )
 
 
 def test_suspects_of_several_runs(place, tmp_path):

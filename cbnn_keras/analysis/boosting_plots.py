@@ -100,7 +100,12 @@ def _rounds_caption(
             f"and smallest at step {palette.number(steps[low])} "
             f"({votes[low]:.2f}, {100 * errors[low]:.1f}%)."
         )
-        if votes[high] == votes[low]:
+        if len(members) == 1:
+            text = (
+                f"The one member has a vote of {votes[high]:.2f} (weighted "
+                f"error {100 * errors[high]:.1f}%)."
+            )
+        elif votes[high] == votes[low]:
             text = f"All votes are the same ({votes[high]:.2f})."
     return text + (left if num_left else "")
 
@@ -229,9 +234,9 @@ def _class_weights_caption(found: ClassWeights, names: Sequence[str]) -> str:
     high = int(np.nanargmax(found.mean))
     low = int(np.nanargmin(found.mean))
     return (
-        "No class has less than half as many samples as large ones. Class "
-        f"{names[high]} weighs most ({found.mean[high]:.2f} on average), class "
-        f"{names[low]} least ({found.mean[low]:.2f})."
+        "No class is much smaller than the others. Class "
+        f"{names[high]} weighs most ({found.mean[high]:.3f} on average), class "
+        f"{names[low]} least ({found.mean[low]:.3f})."
     )
 
 
@@ -260,7 +265,7 @@ def draw_weight_histogram(
     edges = np.histogram_bin_edges(np.round(values, 9), num_bins)
     ax.hist(np.round(values, 9), edges, color=palette.BLUE)  # type: ignore[arg-type]
     ax.axvline(1, label="mean", color=MAIN.color, linestyle="--")
-    ax.set_xlabel("weight of a sample, times their number")
+    ax.set_xlabel("weight of a sample, relative to the mean")
     ax.set_ylabel("samples")
     ax.yaxis.set_major_formatter(palette.number)
     palette.add_legend(ax)
@@ -268,8 +273,8 @@ def draw_weight_histogram(
         return "All samples weigh the same."
     heaviest = np.sort(values)[::-1][: math.ceil(len(values) / 10)]
     return (
-        f"Samples weigh between {values.min():.2f} and {values.max():.2f} "
-        f"times the mean, half of them below {np.median(values):.2f}. The "
+        f"Samples weigh between {values.min():.3f} and {values.max():.3f} "
+        f"times the mean, half of them at most {np.median(values):.3f}. The "
         f"heaviest tenth has {100 * heaviest.sum() / len(values):.0f}% of the "
         "weight."
     )

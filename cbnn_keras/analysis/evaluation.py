@@ -54,6 +54,7 @@ class Evaluation:
     Attributes:
         data: Inputs and labels as they were given.
         is_training: Whether the run was trained on them.
+        is_certain: Whether there is no doubt about that.
         last: What the last member is: the final model, if training is over.
         labels: Class indices, shape `(num_samples,)`.
         probabilities: Shape `(num_members, num_samples, num_classes)`, or one
@@ -63,6 +64,7 @@ class Evaluation:
 
     data: Labelled
     is_training: bool
+    is_certain: bool
     last: str
     labels: NDArray[np.int64]
     probabilities: NDArray[np.float32]

@@ -251,10 +251,14 @@ def _evaluate(
 ) -> Evaluation:
     members = ensemble.member_probabilities(data.x, batch_size, verbose)
     probabilities = np.stack(list(members))
+    is_training = has_own_labels and _is_as_recorded(
+        ensemble, probabilities[-1], labels
+    )
+    num_trained_on = ensemble.run.header["num_samples"]
     return Evaluation(
         data=data,
-        is_training=has_own_labels
-        and _is_as_recorded(ensemble, probabilities[-1], labels),
+        is_training=is_training,
+        is_certain=is_training or len(labels) != num_trained_on,
         last=_last(ensemble),
         labels=labels,
         probabilities=probabilities,
@@ -294,14 +298,7 @@ def _with_data(
         (e for e in evaluations if not e.is_training),
         key=lambda e: run.is_trained_on(e.labels),
     )
-    doubtful = [e for e in on_unseen if run.is_trained_on(e.labels)]
-    notes = [
-        f"The labels of {e.data.name} are those of training, but the "
-        "last member is right on other samples than it was then. If "
-        "these are the training data, the inputs have changed, perhaps by "
-        "preprocessing; they are taken for data that were not trained on."
-        for e in doubtful
-    ]
+    notes = [_doubt(run, e) for e in on_unseen if not e.is_certain]
     found = Findings(
         name, place, run, steps, ensemble, notes=(*_notes_of(run), *notes)
     )
@@ -316,6 +313,22 @@ def _with_data(
         )
         if on_training
         else None,
+    )
+
+
+def _doubt(run: Run, evaluation: Evaluation) -> str:
+    name = evaluation.data.name
+    if run.is_trained_on(evaluation.labels):
+        return (
+            f"The labels of {name} are those of training, but the last member "
+            "is right on other samples than it was then. If these are the "
+            "training data, the inputs have changed, perhaps by preprocessing; "
+            "they are taken for data that were not trained on."
+        )
+    return (
+        f"{name} has as many samples as the training set. If these are the "
+        "training data, give them in the order of training; they are taken for "
+        "data that were not trained on."
     )
 
 

@@ -127,6 +127,8 @@ def _heat_map_caption(values: Floats, names: Sequence[str], kind: str) -> str:
         return "There is one member only, and no other to compare it with."
     pairs = values[rows, columns]
     extreme, wish = _KINDS[kind]
+    if kind == "disagreement" and not pairs.any():
+        return "All members decide alike: there is nothing for an average."
     found = extreme(pairs)
     digits = _digits(values)
     return (
@@ -174,7 +176,9 @@ def draw_loss_plane(
     # Or the page shines through between two colours.
     drawn.set(edgecolor="face", linewidth=0.3)
     _mark_points(ax, plane.points)
-    ax.set_aspect("equal")
+    # Three members that are nearly on a line would be a thin strip.
+    ratio = np.ptp(plane.y) / np.ptp(plane.x)
+    ax.set_aspect("equal" if 1 / 3 < ratio < 3 else "auto")
     ax.set_xlabel("along p₃ − p₂")
     ax.set_ylabel("at right angles to it")
     step = palette.number(plane.steps[panel])

@@ -137,6 +137,8 @@ class Exhibit:
     """
 
     def __init__(self, x: Any) -> None:
+        if hasattr(x, "columns"):  # of pandas, whose rows have names
+            x = {str(name): x[name].to_numpy() for name in x.columns}
         self._x = x
         self._scale = _pixel_scale(x) if is_images(x) else (0.0, 1.0)
 
@@ -149,10 +151,12 @@ class Exhibit:
                 address, index
             )
         if isinstance(self._x, dict):
-            return markupsafe.Markup("<br>").join(
+            lines = [
                 f"{name}: {_text(array[index])}"
                 for name, array in self._x.items()
-            )
+            ]
+            more = ["…"] if len(lines) > _NUM_VALUES else []
+            return markupsafe.Markup("<br>").join(lines[:_NUM_VALUES] + more)
         parts = keras.tree.flatten(self._x)
         return markupsafe.Markup("<br>").join(_text(p[index]) for p in parts)
 

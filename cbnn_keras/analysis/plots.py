@@ -11,7 +11,7 @@ Each function returns a caption, one or two sentences that say what there is to
 see. Errors and accuracies are shares between 0 and 1, drawn in percent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -173,7 +173,7 @@ def draw_reliability(
     ax: "Axes",
     *,
     after: Calibration | None = None,
-    temperature: float | None = None,
+    temperature: float | Sequence[float] | None = None,
 ) -> str:
     """Accuracy against confidence, bin by bin: on the diagonal is right.
 
@@ -181,7 +181,8 @@ def draw_reliability(
         before: Of the probabilities as they are. Empty bins are left out.
         ax: Axes to draw on.
         after: Of the scaled ones. Defaults to None: they are not drawn.
-        temperature: What they were scaled by, for the caption. Defaults to
+        temperature: What they were scaled by, one or several, for the caption
+            (the mean). Defaults to
             None: not known.
 
     Returns:
@@ -204,7 +205,11 @@ def draw_reliability(
     palette.add_legend(ax, handles=handles)
     text = ""
     if after is not None:
-        how = "" if temperature is None else f" (temperature {temperature:.2f})"
+        how = (
+            ""
+            if temperature is None
+            else f" (temperature {np.mean(temperature):.2f})"
+        )
         text = f", and {100 * after.expected_error:.1f}% after scaling{how}"
     return (
         f"The expected calibration error is {100 * before.expected_error:.1f}%"

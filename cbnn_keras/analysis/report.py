@@ -36,10 +36,10 @@ _RESOLUTION, _NUM_SAMPLES = 15, 2000
 
 
 def write_report(
-    sources: Sequence[Source],
+    sources: Source | Sequence[Source],
     output: str | os.PathLike[str],
     *,
-    data: Sequence[Labelled] = (),
+    data: Labelled | Sequence[Labelled] = (),
     class_names: Sequence[str] | None = None,
     suspects: str | os.PathLike[str] | None = None,
     with_loss_plane: bool = False,
@@ -49,12 +49,13 @@ def write_report(
     """Writes one self-contained HTML page about one or several runs.
 
     Args:
-        sources: Directories of runs, or ensembles, of any method.
+        sources: The directory of a run, or an ensemble, of any method; or
+            several of them.
         output: The page. A file that is there is replaced.
         data: Training data of the runs, in their order and not augmented, for
             hard samples, weights of classes and suspicious labels; and data
-            that were not trained on, for everything else. Which is which is
-            found out.
+            that were not trained on, one set at most, for everything else.
+            Which is which is found out.
         class_names: Names of the classes, to show instead of numbers.
         suspects: Where to write the suspicious labels as CSV, see
             `samples.Suspects.to_csv`; for one run.
@@ -72,6 +73,15 @@ def write_report(
     """
     for extra in ("matplotlib", "jinja2"):
         need(extra, "report")
+    if isinstance(sources, (str, os.PathLike, CheckpointEnsemble)):
+        sources = [sources]
+    if isinstance(data, Labelled):
+        data = [data]
+    if not all(isinstance(one, Labelled) for one in data):
+        raise ValueError(
+            "write_report(data=...): give each data set as Labelled(name, x, "
+            "y)."
+        )
     if not sources:
         raise ValueError("write_report: give one run at least.")
     if suspects is not None and (len(sources) > 1 or not data):
@@ -223,8 +233,9 @@ def _plane(
             verbose=verbose,
         )
     except ValueError as error:
-        Reporter(verbose).line(str(error))
-        return str(error)
+        reason = f"{found.name}: {error}"
+        Reporter(verbose).line(reason)
+        return reason
 
 
 def _cache(

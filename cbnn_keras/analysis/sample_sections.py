@@ -48,6 +48,8 @@ def hardest_section(found: Sequence[Findings], names: ClassNames) -> Section:
 def _hardest_part(found: Findings, names: ClassNames) -> Part:
     hardest = samples.hardest_samples(found.run, _NUM_SHOWN)
     texts = [_ties(found.weights, hardest.weight[0])]
+    if not hardest.num_mistakes.any():
+        return Part(found.name, ["No checkpoint was wrong about any sample."])
     scrutiny = found.scrutiny
     if scrutiny is None or not scrutiny.is_training:
         rows = [

@@ -150,11 +150,13 @@ class Suspects:
         writer.writerow(columns)
         rows = zip(*(c.tolist() for c in columns.values()), strict=True)
         writer.writerows(rows)
-        files.replace_text(pathlib.Path(path), text.getvalue())
+        target = pathlib.Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        files.replace_text(target, text.getvalue())
 
 
 def suspects(
-    ensemble: CheckpointEnsemble,
+    ensemble: CheckpointEnsemble | str | os.PathLike[str],
     x: Any,
     y: Any = None,
     *,
@@ -171,8 +173,8 @@ def suspects(
     yet, which is what makes them good witnesses.
 
     Args:
-        ensemble: All members of the run are best; of an ensemble that was
-            selected, only its members are asked.
+        ensemble: Or the directory of its run. All members are best; of an
+            ensemble that was selected, only its members are asked.
         x: Inputs, or a `tf.data.Dataset` of batches `(x, y)`. The training data
             in their order, without augmentation, or any others, whose weights
             are then taken to be equal.
@@ -180,6 +182,8 @@ def suspects(
         batch_size: As in `CheckpointEnsemble.predict`.
         verbose: 0 for no progress bar.
     """
+    if not isinstance(ensemble, CheckpointEnsemble):
+        ensemble = CheckpointEnsemble.load(ensemble)
     inputs, labels = split_labels(ensemble.classifier, x, y)
     weights = weights_of(ensemble.run, labels)
     members = ensemble.member_probabilities(inputs, batch_size, verbose)

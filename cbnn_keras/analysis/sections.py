@@ -23,6 +23,7 @@ from cbnn_keras.run import Record
 from cbnn_keras.version import __version__
 
 _LEGEND_LETTERS = 24  # of the name of a run
+_FEW_SAMPLES = 1_000  # for a temperature
 
 
 def make_sections(
@@ -109,11 +110,15 @@ def _verdict(evaluation: Evaluation) -> str:
         f"(p = {p_value:.2g})"
     )
     if p_value >= 0.05:
-        return (
-            f"No clear difference ({points:+.2f} points of accuracy): {counts}."
-        )
-    word = "better" if gained > lost else "worse"
-    return f"The ensemble is {word} by {abs(points):.2f} points: {counts}."
+        text = f"No clear difference ({points:+.2f} points of accuracy)"
+    else:
+        word = "better" if gained > lost else "worse"
+        text = f"The ensemble is {word} by {abs(points):.2f} points"
+    advice = (
+        " Members from early in training may be too weak: try "
+        "ensemble.select(validation_data=...), which chooses among them."
+    )
+    return f"{text}: {counts}.{advice * (gained <= lost)}"
 
 
 def _where(evaluation: Evaluation) -> str:
@@ -123,6 +128,8 @@ def _where(evaluation: Evaluation) -> str:
             f"{where}, which the members were TRAINED ON: new data will give "
             "larger errors. Add data that were not trained on."
         )
+    if not evaluation.is_certain:
+        return f"{where}."
     return f"{where}, which the members were not trained on."
 
 
@@ -179,7 +186,8 @@ def _growth(found: Sequence[Findings]) -> Section:
     return Section(
         "growth",
         "How many members, how long?",
-        "The error of members and of the ensemble as it grows.",
+        "How accurate the ensemble has become so far, and the errors of "
+        "members and of ensembles of any size.",
         [_growth_part(f) for f in found],
         [
             page.plot(
@@ -358,12 +366,13 @@ def _calibration_part(found: Findings) -> Part:
             temperature=ensemble.temperature,
         )
     )
-    return Part(
-        found.name,
-        [_where(evaluation)],
-        [drawing],
-        [Table(head, rows)],
-    )
+    texts = [_where(evaluation)]
+    if len(evaluation.labels) < _FEW_SAMPLES:
+        texts.append(
+            f"With less than {_FEW_SAMPLES:,} samples temperatures and bins "
+            "are rough, and scaling may do harm."
+        )
+    return Part(found.name, texts, [drawing], [Table(head, rows)])
 
 
 def _loss_planes(
