@@ -61,6 +61,8 @@ LEVELS = [
         "analysis.class_weights",
         "analysis.calibration",
         "analysis.samples",
+        "analysis.geometry",
+        "analysis.plane_cache",
         "analysis.loss_plane",
         "analysis.plots",
         "analysis.tensorboard",

@@ -13,7 +13,8 @@ import tensorflow as tf
 from helpers import blobs, dense_model, memory_ensemble, trained
 
 from cbnn_keras.analysis import loss_plane as module
-from cbnn_keras.analysis.loss_plane import Plane, loss_plane
+from cbnn_keras.analysis.geometry import Plane
+from cbnn_keras.analysis.loss_plane import loss_plane
 from cbnn_keras.batch_statistics import recompute_statistics
 
 L2 = 0.01

@@ -1,21 +1,16 @@
 """The loss on the plane through three members, as in figure 1 of the paper.
 
-Its footnote, after Garipov et al. (2018): p1, p2, p3 are the members'
-parameters, u = p3 - p2, v = (p1 - p2) - <p1 - p2, u> / |u|^2 * u, and a point
-(x, y) stands for the parameters p2 + x * u / |u| + y * v / |v|. The loss there
+p1, p2, p3 are the members' parameters; `geometry` has the coordinates. The loss
 is the L2-regularised cross-entropy, once with the sample weights omega of each
 of the three rounds: boosting moves the surface.
 
 Numbers only; drawing is elsewhere.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
-import pathlib
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -23,7 +18,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras import arguments, files
+from cbnn_keras import arguments
+from cbnn_keras.analysis.geometry import Plane
+from cbnn_keras.analysis.plane_cache import FORMAT, PlaneCache
 from cbnn_keras.batch_statistics import StatisticsRecomputer
 from cbnn_keras.boosting import Floats
 from cbnn_keras.classifier import Classifier
@@ -33,11 +30,7 @@ from cbnn_keras.run import Run
 from cbnn_keras.selection import SMALLEST_PROBABILITY, equally_spaced
 from cbnn_keras.validation import split_labels
 
-# Another number whenever the same arguments give other values.
-_FORMAT = "cbnn_keras loss plane 2"
 _SEED = 0
-# Below this, relative to |p1 - p2|, v is hardly more than rounding.
-_SMALLEST_HEIGHT = 1e-6
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,72 +55,6 @@ class LossPlane:
     points: Floats
     point_losses: Floats
     l2: float
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Plane:
-    """A plane in the space of parameters, with coordinates on it.
-
-    Attributes:
-        origin: p2, shape `(num_parameters,)`.
-        x_axis: u / |u|.
-        y_axis: v / |v|.
-        points: Coordinates of p1, p2 and p3, shape `(3, 2)`.
-
-    Example:
-
-    >>> plane = Plane.through([1.0, 3.0], [1.0, 1.0], [5.0, 1.0])
-    >>> plane.points
-    array([[0., 2.],
-           [0., 0.],
-           [4., 0.]])
-    >>> plane.vector(1.0, 0.5)
-    array([2. , 1.5])
-    """
-
-    origin: Floats
-    x_axis: Floats
-    y_axis: Floats
-    points: Floats
-
-    @classmethod
-    def through(cls, *vectors: Any) -> "Plane":
-        """The plane of three vectors p1, p2, p3.
-
-        Raises:
-            ValueError: If they lie on a line.
-        """
-        p1, p2, p3 = (np.asarray(p, dtype=np.float64) for p in vectors)
-        u, side = p3 - p2, p1 - p2
-        length, side_length = np.linalg.norm(u), np.linalg.norm(side)
-        x_axis = u / (length or 1.0)
-        v = side - (side @ x_axis) * x_axis
-        height = np.linalg.norm(v)
-        if not length or height <= _SMALLEST_HEIGHT * side_length:
-            raise ValueError(
-                "Three members that lie on a line, or are equal, give no "
-                f"plane: p3 - p2 has length {length:.3g}, p1 - p2 "
-                f"{side_length:.3g}, and its part at right angles to the "
-                f"former {height:.3g}. Choose other members with `steps=`."
-            )
-        points = [(side @ x_axis, height), (0.0, 0.0), (length, 0.0)]
-        return cls(p2, x_axis, v / height, np.array(points))
-
-    def vector(self, x: float, y: float) -> Floats:
-        """The parameters that a point stands for."""
-        return self.origin + x * self.x_axis + y * self.y_axis
-
-    def grid(self, resolution: int, margin: float) -> tuple[Floats, Floats]:
-        """Coordinates of columns and rows around the three points.
-
-        Args:
-            resolution: How many columns, and how many rows.
-            margin: What is added on each side, as a share of the extent.
-        """
-        low, high = self.points.min(axis=0), self.points.max(axis=0)
-        room = margin * (high - low)
-        x, y = np.linspace(low - room, high + room, resolution, axis=1)
-        return x, y
 
 
 def loss_plane(
@@ -197,7 +124,7 @@ def loss_plane(
     with ensemble.member(chosen[1]) as model:
         options = {"l2": l2, "resolution": int(resolution), "margin": margin}
         key = _key(ensemble.run, model, vectors, samples, options)
-        stored = _Cache(cache, key)
+        stored = PlaneCache(cache, key)
         losses = _Losses(model, ensemble.classifier, samples, omegas, l2)
         values = _computed(losses, plane, points, resolution, stored, verbose)
     return LossPlane(
@@ -406,7 +333,7 @@ def _computed(
     plane: Plane,
     points: Floats,
     resolution: int,
-    stored: "_Cache",
+    stored: PlaneCache,
     verbose: int,
 ) -> Floats:
     """The losses at all points, the members' first, `(num_points, 3)`."""
@@ -432,7 +359,7 @@ def _key(
     Of what was stored or given, and not of what was computed from it: sums may
     be rounded in another way in another process.
     """
-    settings = json.dumps([_FORMAT, options, run.header["settings"]])
+    settings = json.dumps([FORMAT, options, run.header["settings"]])
     digest = hashlib.sha256(settings.encode())
     digest.update(samples.digest)
     others = map(keras.ops.convert_to_numpy, model.non_trainable_weights)
@@ -448,62 +375,3 @@ def _update(digest: Any, arrays: Iterable[np.ndarray]) -> None:
         digest.update(
             repr(array.tolist()).encode() if is_object else array.tobytes()
         )
-
-
-class _Cache:
-    """The values so far, in a file that is never anybody else's.
-
-    Args:
-        path: Of the file, or None for no file.
-        key: What the values are of.
-    """
-
-    def __init__(self, path: str | os.PathLike[str] | None, key: str) -> None:
-        self._path = None if path is None else pathlib.Path(path)
-        self._key = key
-        if self._path is not None and not self._path.parent.is_dir():
-            raise ValueError(
-                f"loss_plane(cache={str(path)!r}): there is no directory "
-                f"{self._path.parent}. Create it, or give another path."
-            )
-
-    def read(self) -> Floats:
-        """What is there, shape `(num_done, 3)`."""
-        if self._path is None or not self._path.exists():
-            return np.zeros((0, 3))
-        content = _arrays(self._path)
-        if str(content.get("format")) != _FORMAT:
-            raise ValueError(
-                f"loss_plane(cache={str(self._path)!r}): the file is there and "
-                "is no loss plane of this version, or damaged. It was left as "
-                "it is: delete it, or give another path."
-            )
-        if str(content["key"]) != self._key:
-            raise ValueError(
-                f"loss_plane(cache={str(self._path)!r}): the file holds a loss "
-                "plane of other members, data or arguments. It was left as it "
-                "is: delete it, or give another path."
-            )
-        return content["values"]
-
-    def write(self, values: Floats) -> None:
-        """Leaves the old file or the new one, whatever happens."""
-        if self._path is None:
-            return
-        temporary = self._path.with_name(self._path.name + ".new")
-        with temporary.open("wb") as file:
-            np.savez(file, format=_FORMAT, key=self._key, values=values)
-        files.fsync(temporary)
-        os.replace(temporary, self._path)
-        files.fsync(self._path.parent)
-
-
-def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of an `.npz` file; none if it is not one."""
-    damaged = (OSError, EOFError, ValueError, zipfile.BadZipFile)
-    # Opened here: NumPy leaves a file open that turns out to be damaged.
-    with contextlib.suppress(*damaged), path.open("rb") as file:
-        content = np.load(file, allow_pickle=False)
-        if isinstance(content, np.lib.npyio.NpzFile):
-            return dict(content)
-    return {}
