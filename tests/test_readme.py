@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.large
 def test_python_blocks_run_in_order(tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     assert len(blocks) >= 7
