@@ -121,7 +121,7 @@ def _add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs",
         type=pathlib.Path,
-        nargs="+",
+        nargs="*",
         metavar="RUN",
         help="directories of runs of any method; several are shown side by "
         "side",
@@ -277,6 +277,11 @@ def _inspect(parsed: argparse.Namespace) -> None:
 
 
 def _report(parsed: argparse.Namespace) -> None:
+    # `--data FILE RUN` takes the run for one more file.
+    parsed.runs += [path for path in parsed.data if path.is_dir()]
+    parsed.data = [path for path in parsed.data if not path.is_dir()]
+    if not parsed.runs:
+        parsed.error("the following arguments are required: RUN")
     if parsed.suspects is not None and (
         len(parsed.runs) > 1 or not parsed.data
     ):

@@ -492,6 +492,14 @@ def test_suspects_of_several_runs(place, tmp_path):
         write_report([], tmp_path / "a.html")
 
 
+def test_the_run_may_follow_the_data(place, tmp_path):
+    output = tmp_path / "a.html"
+    arguments = ["report", "-o", str(output), "--data"]
+    arguments += [str(place / "new.npz"), str(place / "run")]
+    assert cli.main(arguments) == 0
+    assert "60 samples of new.npz" in check(output).text["summary"]
+
+
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
 def test_a_missing_package_is_named(package, place, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, package, None)
