@@ -29,7 +29,7 @@ from cleanlab.rank import (
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
 from cbnn_keras.analysis import suspects
-from cbnn_keras.demo import load_digits, shift, small_cnn
+from cbnn_keras.commands.demo import load_digits, shift, small_cnn
 
 SHARE = 0.05
 METHODS = (

@@ -24,7 +24,7 @@ import tensorflow as tf
 from common import alternate, ratio, versions
 
 from cbnn_keras import weighted
-from cbnn_keras.examples import ArrayExamples
+from cbnn_keras.data.indexed import ArrayExamples
 
 BATCH_SIZE = 128
 

@@ -17,7 +17,7 @@ import numpy as np
 from common import alternate, random_images, ratio, small_resnet, versions
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
-from cbnn_keras.architecture import save_weights
+from cbnn_keras.models.copying import save_weights
 
 
 def large_model() -> keras.Model:

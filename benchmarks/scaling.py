@@ -25,8 +25,8 @@ import tensorflow as tf
 from common import alternate, random_images, ratio, small_resnet, versions
 
 from cbnn_keras import CBNNCallback, weighted
-from cbnn_keras.classifier import Classifier, Scorer
-from cbnn_keras.examples import ArrayExamples
+from cbnn_keras.data.indexed import ArrayExamples
+from cbnn_keras.models.classifier import Classifier, Scorer
 
 NUM_CHECKPOINTS = 6
 BATCH_SIZE = 100

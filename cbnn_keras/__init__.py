@@ -5,17 +5,17 @@ from typing import TYPE_CHECKING, Any
 from cbnn_keras.version import __version__
 
 if TYPE_CHECKING:
-    from cbnn_keras.callback import CBNNCallback
-    from cbnn_keras.ensemble import CheckpointEnsemble
-    from cbnn_keras.sample_weights import weighted
+    from cbnn_keras.data.sample_weights import weighted
+    from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
+    from cbnn_keras.training.callback import CBNNCallback
 
 __all__ = ["CBNNCallback", "CheckpointEnsemble", "__version__", "weighted"]
 
 # Loaded at first use, so that `cbnn --help` need not wait for TensorFlow.
 _HOMES = {
-    "CBNNCallback": "cbnn_keras.callback",
-    "CheckpointEnsemble": "cbnn_keras.ensemble",
-    "weighted": "cbnn_keras.sample_weights",
+    "CBNNCallback": "cbnn_keras.training.callback",
+    "CheckpointEnsemble": "cbnn_keras.ensemble.ensemble",
+    "weighted": "cbnn_keras.data.sample_weights",
 }
 
 

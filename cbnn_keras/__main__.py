@@ -2,7 +2,7 @@
 
 import sys
 
-from cbnn_keras.cli import main
+from cbnn_keras.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -52,9 +52,9 @@ from recipes.training import (
 )
 
 from cbnn_keras import CheckpointEnsemble
-from cbnn_keras.checkpointing import CheckpointCallback
+from cbnn_keras.ensemble.selection import accuracy
 from cbnn_keras.imbalance import class_priors, oversample, step_imbalance
-from cbnn_keras.selection import accuracy
+from cbnn_keras.training.checkpointing import CheckpointCallback
 
 TREATMENTS = ("original", "thresholding", "oversampling")
 # On the path to the paper's numbers: what its tables compare.

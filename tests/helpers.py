@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
-from cbnn_keras.run import MemoryRun
+from cbnn_keras.runs.run import MemoryRun
 
 # Of a report, in their order on the page.
 SECTIONS = [

@@ -8,7 +8,7 @@ page.
 
 from cbnn_keras.analysis.evaluation import Labelled
 from cbnn_keras.analysis.findings import examine
-from cbnn_keras.analysis.report import write_report
+from cbnn_keras.analysis.report.report import write_report
 from cbnn_keras.analysis.samples import (
     HardestSamples,
     Suspects,

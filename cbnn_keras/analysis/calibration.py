@@ -9,7 +9,8 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from cbnn_keras import boosting, selection
+from cbnn_keras import boosting
+from cbnn_keras.ensemble import selection
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbnn_keras import boosting, selection
+from cbnn_keras import boosting
 from cbnn_keras.analysis import calibration, diversity, performance
 from cbnn_keras.analysis.calibration import Calibration
+from cbnn_keras.ensemble import selection
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,9 +13,9 @@ from cbnn_keras import boosting
 from cbnn_keras.analysis import diversity, samples
 from cbnn_keras.analysis.class_weights import ClassWeights, weights_by_class
 from cbnn_keras.analysis.evaluation import Evaluation, Labelled
-from cbnn_keras.ensemble import CheckpointEnsemble, ModelNeededError
-from cbnn_keras.run import Run
-from cbnn_keras.validation import split_labels
+from cbnn_keras.ensemble.ensemble import CheckpointEnsemble, ModelNeededError
+from cbnn_keras.ensemble.validation import split_labels
+from cbnn_keras.runs.run import Run
 
 Source = CheckpointEnsemble | str | os.PathLike[str]
 

@@ -18,17 +18,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras import arguments
 from cbnn_keras.analysis.geometry import Plane
 from cbnn_keras.analysis.plane_cache import FORMAT, PlaneCache
-from cbnn_keras.batch_statistics import StatisticsRecomputer
 from cbnn_keras.boosting import Floats
-from cbnn_keras.classifier import Classifier
-from cbnn_keras.console import Reporter
-from cbnn_keras.ensemble import CheckpointEnsemble
-from cbnn_keras.run import Run
-from cbnn_keras.selection import SMALLEST_PROBABILITY, equally_spaced
-from cbnn_keras.validation import split_labels
+from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
+from cbnn_keras.ensemble.selection import SMALLEST_PROBABILITY, equally_spaced
+from cbnn_keras.ensemble.validation import split_labels
+from cbnn_keras.models.batch_norm import StatisticsRecomputer
+from cbnn_keras.models.classifier import Classifier
+from cbnn_keras.runs.run import Run
+from cbnn_keras.support import arguments
+from cbnn_keras.support.console import Reporter
 
 _SEED = 0
 

@@ -12,7 +12,8 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cbnn_keras import boosting, selection
+from cbnn_keras import boosting
+from cbnn_keras.ensemble import selection
 
 
 def member_errors(

@@ -7,8 +7,8 @@ import zipfile
 
 import numpy as np
 
-from cbnn_keras import files
 from cbnn_keras.boosting import Floats
+from cbnn_keras.support import files
 
 # Another number whenever the same arguments give other values.
 FORMAT = "cbnn_keras loss plane 2"

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbnn_keras import boosting, files, selection
-from cbnn_keras.ensemble import CheckpointEnsemble
-from cbnn_keras.run import Run
-from cbnn_keras.run_directory import RunDirectory
-from cbnn_keras.selection import SMALLEST_PROBABILITY
-from cbnn_keras.validation import split_labels
+from cbnn_keras import boosting
+from cbnn_keras.ensemble import selection
+from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
+from cbnn_keras.ensemble.selection import SMALLEST_PROBABILITY
+from cbnn_keras.ensemble.validation import split_labels
+from cbnn_keras.runs.directory import RunDirectory
+from cbnn_keras.runs.run import Run
+from cbnn_keras.support import files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +63,7 @@ def hardest_samples(
 
     Example:
 
-    >>> from cbnn_keras.run import MemoryRun
+    >>> from cbnn_keras.runs.run import MemoryRun
     >>> run = MemoryRun({"num_classes": 2, "num_samples": 3, "settings":
     ...     {"deviation_rate": 1.0, "expected_error": 0.05}})
     >>> run.add_round({"step": 1, "is_final": False}, np.array([1, 0, 1]), None)

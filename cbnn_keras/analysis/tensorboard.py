@@ -16,10 +16,10 @@ import numpy as np
 import tensorflow as tf
 
 from cbnn_keras.analysis.diversity import pairwise_disagreement
-from cbnn_keras.analysis.map_plots import draw_heat_map
-from cbnn_keras.checkpointing import CheckpointCallback
-from cbnn_keras.extras import need
-from cbnn_keras.run import Record, Run
+from cbnn_keras.analysis.plots.maps import draw_heat_map
+from cbnn_keras.runs.run import Record, Run
+from cbnn_keras.support.extras import need
+from cbnn_keras.training.checkpointing import CheckpointCallback
 
 # Of files with events; other callbacks may write to the same directory.
 _SUFFIX = ".cbnn-keras"

@@ -3,9 +3,10 @@
 import os
 from typing import ClassVar, Unpack
 
-from cbnn_keras import arguments, schedules
+from cbnn_keras import schedules
 from cbnn_keras.boosting import EQUAL_VOTES
-from cbnn_keras.checkpointing import (
+from cbnn_keras.support import arguments
+from cbnn_keras.training.checkpointing import (
     DEFAULT_NUM_CHECKPOINTS,
     CheckpointCallback,
     Plan,

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from cbnn_keras import schedules
 from cbnn_keras.boosting import EQUAL_VOTES
-from cbnn_keras.checkpointing import (
+from cbnn_keras.training.checkpointing import (
     DEFAULT_NUM_CHECKPOINTS,
     CheckpointCallback,
     Plan,

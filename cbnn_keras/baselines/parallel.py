@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from cbnn_keras.boosting import EQUAL_VOTES
-from cbnn_keras.ensemble import CheckpointEnsemble
-from cbnn_keras.run import MemoryRun, Record
+from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
+from cbnn_keras.runs.run import MemoryRun, Record
 
 
 def parallel_ensemble(

@@ -5,9 +5,13 @@ from typing import ClassVar, Unpack
 
 import numpy as np
 
-from cbnn_keras import arguments
-from cbnn_keras.checkpointing import CheckpointCallback, Plan, RunOptions
-from cbnn_keras.run import Notes, Record
+from cbnn_keras.runs.run import Notes, Record
+from cbnn_keras.support import arguments
+from cbnn_keras.training.checkpointing import (
+    CheckpointCallback,
+    Plan,
+    RunOptions,
+)
 
 
 class SnapshotBoosting(CheckpointCallback):

@@ -6,10 +6,12 @@ from typing import ClassVar, Unpack
 import keras
 import numpy as np
 
-from cbnn_keras import arguments, schedules
-from cbnn_keras.batch_statistics import recompute_statistics
+from cbnn_keras import schedules
 from cbnn_keras.boosting import EQUAL_VOTES
-from cbnn_keras.checkpointing import (
+from cbnn_keras.models.batch_norm import recompute_statistics
+from cbnn_keras.runs.run import Notes
+from cbnn_keras.support import arguments
+from cbnn_keras.training.checkpointing import (
     CheckpointCallback,
     Plan,
     RunOptions,
@@ -17,7 +19,6 @@ from cbnn_keras.checkpointing import (
     by_step,
     known_steps,
 )
-from cbnn_keras.run import Notes
 
 # Samples to shuffle among in a pipeline that is not ours to know.
 _BUFFER = 10_000

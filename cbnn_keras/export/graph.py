@@ -14,13 +14,14 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike
 
-from cbnn_keras import boosting, imbalance, merging
-from cbnn_keras.ensemble import (
+from cbnn_keras import boosting, imbalance
+from cbnn_keras.ensemble import merging
+from cbnn_keras.ensemble.ensemble import (
     CheckpointEnsemble,
     check_voting,
     checked_priors,
 )
-from cbnn_keras.export import samples
+from cbnn_keras.export import made_up_inputs
 from cbnn_keras.version import __version__
 
 OUTPUTS = ("probabilities", "class", "top_k", "members", "disagreement")
@@ -266,7 +267,7 @@ class ServingGraph:
         """At most `num` inputs, real ones if there are, by input name."""
         if self._sample_data is not None:
             return {k: array[:num] for k, array in self._sample_data.items()}
-        arrays = samples.plausible_inputs(self.model, num)
+        arrays = made_up_inputs.plausible_inputs(self.model, num)
         return dict(zip(self.input_specs, arrays, strict=True))
 
     def _arrays(self, data: Any) -> dict[str, np.ndarray] | None:

@@ -4,23 +4,19 @@ import os
 import pathlib
 from typing import Any, Unpack
 
-from cbnn_keras import extras
-from cbnn_keras.console import Reporter
-from cbnn_keras.ensemble import CheckpointEnsemble
+from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
 from cbnn_keras.export import (
-    conversion,
+    onnx_conversion,
     onnx_files,
+    onnx_precisions,
     placing,
-    precisions,
 )
 from cbnn_keras.export.graph import ServingGraph, ServingOptions
 from cbnn_keras.export.placing import Artefact
 from cbnn_keras.export.runtimes import OnnxRuntime
-from cbnn_keras.export.verify import (
-    TOLERANCES,
-    Parity,
-    compare,
-)
+from cbnn_keras.export.verify import TOLERANCES, Parity, compare
+from cbnn_keras.support import extras
+from cbnn_keras.support.console import Reporter
 
 
 def export_onnx(
@@ -99,7 +95,7 @@ def write_onnx(
 
     The arguments are those of `export_onnx`.
     """
-    precisions.check(precision, calibration_data)
+    onnx_precisions.check(precision, calibration_data)
     for module in ("onnx", "tf2onnx", "onnxruntime"):
         extras.need(module, "onnx")
     if options.get("sample_data") is None and calibration_data is not None:
@@ -108,10 +104,10 @@ def write_onnx(
         graph = ServingGraph(ensemble, **options)
     graph.metadata["precision"] = precision
     with reporter.status("converting to ONNX (minutes for large models)"):
-        model = conversion.to_onnx(graph)
+        model = onnx_conversion.to_onnx(graph)
     onnx_files.save(model, path)
     if precision != "float32":
         with reporter.status(f"converting to {precision}"):
-            precisions.convert(path, precision, graph, calibration_data)
+            onnx_precisions.convert(path, precision, graph, calibration_data)
     with reporter.status("comparing it with the Keras ensemble"):
         return compare(OnnxRuntime(path), graph, TOLERANCES[precision])

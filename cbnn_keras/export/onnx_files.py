@@ -5,9 +5,9 @@ import pathlib
 import re
 from typing import Any
 
-from cbnn_keras import extras
 from cbnn_keras.export import placing
-from cbnn_keras.files import fingerprint
+from cbnn_keras.support import extras
+from cbnn_keras.support.files import fingerprint
 
 _LIMIT = 2**31 - 2**24  # of a protocol buffer, with room for the graph
 

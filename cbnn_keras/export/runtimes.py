@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras import extras
+from cbnn_keras.support import extras
 
 METADATA = "assets.extra/cbnn_keras.json"
 

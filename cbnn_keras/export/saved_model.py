@@ -8,13 +8,13 @@ from typing import Any, Unpack
 
 import tensorflow as tf
 
-from cbnn_keras.console import Reporter
-from cbnn_keras.ensemble import CheckpointEnsemble
-from cbnn_keras.export import placing, serving
+from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
+from cbnn_keras.export import placing, tf_serving
 from cbnn_keras.export.graph import ServingGraph, ServingOptions, trace
 from cbnn_keras.export.placing import Artefact
 from cbnn_keras.export.runtimes import METADATA, SavedModelRuntime
 from cbnn_keras.export.verify import NUM_SAMPLES, TOLERANCES, compare
+from cbnn_keras.support.console import Reporter
 
 # Ops that call back into the Python process that made the graph.
 _PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
@@ -59,7 +59,7 @@ def export_saved_model(
     destination = _destination(pathlib.Path(path).absolute())
     config = destination.parent.parent / "models.config"
     if serving_config is not None:
-        serving.check_replaceable(config)
+        tf_serving.check_replaceable(config)
     with reporter.status("merging the members"):
         graph = ServingGraph(ensemble, **options)
     _check_input_names(graph)
@@ -74,7 +74,7 @@ def export_saved_model(
             compare(members, graph, tolerance, outputs=["members"])
         placing.move_folder(unfinished, destination)
     if serving_config is not None:
-        serving.write_models_config(config, serving_config)
+        tf_serving.write_models_config(config, serving_config)
     artefact = Artefact(destination, placing.num_bytes(destination), parity)
     reporter.line(str(artefact))
     return artefact
@@ -130,7 +130,7 @@ def _write(graph: ServingGraph, folder: pathlib.Path, name: str) -> None:
     extra = folder / METADATA
     extra.parent.mkdir()
     extra.write_text(json.dumps(graph.metadata, indent=1) + "\n")
-    serving.write_warmup(
+    tf_serving.write_warmup(
         extra.with_name("tf_serving_warmup_requests"),
         graph.samples(NUM_SAMPLES),
         model=name,

@@ -4,12 +4,12 @@ import os
 import pathlib
 from typing import Any, Unpack
 
-from cbnn_keras.console import Reporter
-from cbnn_keras.ensemble import CheckpointEnsemble
-from cbnn_keras.export import placing, serving
+from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
+from cbnn_keras.export import placing, tf_serving
 from cbnn_keras.export.graph import ServingOptions
 from cbnn_keras.export.onnx import write_onnx
 from cbnn_keras.export.placing import Artefact
+from cbnn_keras.support.console import Reporter
 
 
 def export_triton(
@@ -52,9 +52,9 @@ def export_triton(
     folder = pathlib.Path(path).absolute()
     destination = placing.next_version(folder)
     config = folder / "config.pbtxt"
-    serving.check_replaceable(config)
+    tf_serving.check_replaceable(config)
     if not config.exists():  # then what is there is not ours
-        serving.check_replaceable(folder / "labels.txt")
+        tf_serving.check_replaceable(folder / "labels.txt")
     with placing.written_aside(destination) as aside:
         unfinished = aside / "model"
         unfinished.mkdir()
@@ -67,7 +67,7 @@ def export_triton(
             **options,
         )
         class_names = options.get("class_names")
-        text = serving.triton_config(
+        text = tf_serving.triton_config(
             folder.name,
             unfinished / "model.onnx",
             max_batch_size,
@@ -76,8 +76,8 @@ def export_triton(
         placing.move_folder(unfinished, destination)
         if class_names is not None:
             labels = "".join(f"{name}\n" for name in class_names)
-            serving.replace_text(folder / "labels.txt", labels)
-        serving.replace_text(config, f"{serving.MARK}\n{text}")
+            tf_serving.replace_text(folder / "labels.txt", labels)
+        tf_serving.replace_text(config, f"{tf_serving.MARK}\n{text}")
     artefact = Artefact(folder, placing.num_bytes(destination), parity)
     reporter.line(str(artefact))
     return artefact

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from cbnn_keras import boosting
-from cbnn_keras.console import Reporter
-from cbnn_keras.ensemble import CheckpointEnsemble
+from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
 from cbnn_keras.export.graph import ServingGraph
 from cbnn_keras.export.runtimes import Runtime, open_artefact
+from cbnn_keras.support.console import Reporter
 
 # The batch sizes that are compared: one, two, and one that is a power of none.
 BATCH_SIZES = (1, 2, 7)

@@ -25,8 +25,8 @@ from cbnn_keras.baselines import (
     StochasticWeightAveraging,
     parallel_ensemble,
 )
-from cbnn_keras.checkpointing import CheckpointCallback
 from cbnn_keras.schedules import decayed_rate
+from cbnn_keras.training.checkpointing import CheckpointCallback
 from recipes import autoaugment, blending, data, models
 
 PAPER_EPOCHS = 200

@@ -1,0 +1,221 @@
+"""`cbnn report`: what a run has to show, as one page for the browser.
+
+`findings` has the numbers and `sections` puts them into words and plots.
+"""
+
+import hashlib
+import importlib.resources
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+
+import keras
+import numpy as np
+
+from cbnn_keras.analysis.evaluation import Labelled
+from cbnn_keras.analysis.findings import Findings, Scrutiny, Source, examine
+from cbnn_keras.analysis.loss_plane import LossPlane, loss_plane
+from cbnn_keras.analysis.report import page
+from cbnn_keras.analysis.report.sections import make_sections
+from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
+from cbnn_keras.runs.directory import RunDirectory
+from cbnn_keras.runs.run import Run
+from cbnn_keras.support import files
+from cbnn_keras.support.console import Reporter
+from cbnn_keras.support.extras import need
+
+# Of the loss plane: minutes, not hours.
+_RESOLUTION, _NUM_SAMPLES = 15, 2000
+
+
+def write_report(
+    sources: Source | Sequence[Source],
+    output: str | os.PathLike[str],
+    *,
+    data: Labelled | Sequence[Labelled] = (),
+    class_names: Sequence[str] | None = None,
+    suspects: str | os.PathLike[str] | None = None,
+    with_loss_plane: bool = False,
+    batch_size: int | None = None,
+    verbose: int = 1,
+) -> list[Findings]:
+    """Writes one self-contained HTML page about one or several runs.
+
+    Args:
+        sources: The directory of a run, or an ensemble, of any method; or
+            several of them.
+        output: The page. A file that is there is replaced.
+        data: Training data of the runs, in their order and not augmented, for
+            hard samples, weights of classes and suspicious labels; and data
+            that were not trained on, one set at most, for everything else.
+            Which is which is found out.
+        class_names: Names of the classes, to show instead of numbers.
+        suspects: Where to write the suspicious labels as CSV, see
+            `samples.Suspects.to_csv`; for one run.
+        with_loss_plane: Whether to add the loss around three members, which
+            takes minutes and needs the training data. It is kept beside the
+            page and not computed again.
+        batch_size: As in `CheckpointEnsemble.predict`.
+        verbose: 0 for no progress bars.
+
+    Returns:
+        The numbers behind the page, for each run.
+
+    Raises:
+        ValueError: If an argument does not fit the others or the runs.
+    """
+    for extra in ("matplotlib", "jinja2"):
+        need(extra, "report")
+    if isinstance(sources, (str, os.PathLike, CheckpointEnsemble)):
+        sources = [sources]
+    if isinstance(data, Labelled):
+        data = [data]
+    if not all(isinstance(one, Labelled) for one in data):
+        raise ValueError(
+            "write_report(data=...): give each data set as Labelled(name, x, "
+            "y)."
+        )
+    if not sources:
+        raise ValueError("write_report: give one run at least.")
+    if suspects is not None and (len(sources) > 1 or not data):
+        raise ValueError(
+            "Suspicious labels are those of one run and of data with labels: "
+            "give one run, and its data."
+        )
+    # All of it before minutes of predictions.
+    target = _checked_target(output, sources)
+    table = None if suspects is None else _checked_target(suspects, sources)
+    if table == target:
+        raise ValueError(f"{output} cannot be the page and the table at once.")
+    _check_names(sources[0], class_names)
+    found = examine(sources, data, batch_size=batch_size, verbose=verbose)
+    planes = [
+        _plane(f, target, verbose) if with_loss_plane else None for f in found
+    ]
+    files.replace_text(
+        target, render(found, class_names=class_names, planes=planes)
+    )
+    if table is not None and found[0].scrutiny is not None:
+        found[0].scrutiny.suspects.to_csv(table)
+    return found
+
+
+def render(
+    found: Sequence[Findings],
+    *,
+    class_names: Sequence[str] | None = None,
+    planes: Sequence[LossPlane | str | None] = (),
+) -> str:
+    """The page as a string."""
+    jinja2 = need("jinja2", "report")
+    template = importlib.resources.files(__package__) / "report.html"
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    html = environment.from_string(template.read_text("utf-8")).render(
+        title=f"{found[0].name}: what the ensemble learned"
+        if len(found) == 1
+        else f"{len(found)} runs side by side",
+        subtitle=_subtitle(found),
+        sections=make_sections(found, class_names, planes),
+    )
+    return page.with_own_ids(html)
+
+
+def _checked_target(
+    path: str | os.PathLike[str], sources: Sequence[Source]
+) -> pathlib.Path:
+    """Where a file can be written without doing harm to a run."""
+    target = pathlib.Path(path).absolute()
+    if target.is_dir():
+        raise ValueError(
+            f"{path} is a directory; give the name of a file, such as "
+            f"{pathlib.Path(path) / 'report.html'}."
+        )
+    for source in sources:
+        place = getattr(_opened(source), "path", None)
+        if place and target.resolve().is_relative_to(place.resolve()):
+            raise ValueError(
+                f"{path} is inside the run {place}, which is not to be "
+                "touched. Choose another place."
+            )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error}.") from error
+    return target
+
+
+def _opened(source: Source) -> Run:
+    """For its manifest alone: files are not verified."""
+    if isinstance(source, CheckpointEnsemble):
+        return source.run
+    return RunDirectory.open(pathlib.Path(source).absolute())
+
+
+def _check_names(source: Source, class_names: Sequence[str] | None) -> None:
+    num_classes = _opened(source).header["num_classes"]
+    if class_names is not None and len(class_names) != num_classes:
+        raise ValueError(
+            f"There are {len(class_names)} class names for {num_classes} "
+            "classes. Give one for each, in the order of the labels."
+        )
+
+
+def _subtitle(found: Sequence[Findings]) -> str:
+    """What holds for all runs."""
+    headers = [f.run.header for f in found]
+    parts = [", ".join(dict.fromkeys(h.get("method", "?") for h in headers))]
+    for key, name in {
+        "num_classes": "classes",
+        "num_samples": "training samples",
+        "num_parameters": "parameters",
+    }.items():
+        if len(numbers := {header.get(key) for header in headers}) == 1:
+            [number] = numbers
+            parts += [f"{number:,} {name}"] if number else []
+    return " · ".join(parts)
+
+
+def _plane(
+    found: Findings, target: pathlib.Path, verbose: int
+) -> LossPlane | str:
+    """The loss plane, or why there is none: the rest is worth a page."""
+    scrutiny = found.scrutiny
+    if found.ensemble is None or scrutiny is None or not scrutiny.is_training:
+        reason = (
+            f"The loss plane of {found.name} needs its training data: --data "
+            "train.npz, with arrays x and y in the order of training."
+        )
+        Reporter(verbose).line(reason)
+        return reason
+    try:
+        return loss_plane(
+            found.ensemble,
+            scrutiny.data.x,
+            scrutiny.data.y,
+            resolution=_RESOLUTION,
+            max_samples=_NUM_SAMPLES,
+            cache=_cache(found, scrutiny, target),
+            verbose=verbose,
+        )
+    except ValueError as error:
+        reason = f"{found.name}: {error}"
+        Reporter(verbose).line(reason)
+        return reason
+
+
+def _cache(
+    found: Findings, scrutiny: Scrutiny, target: pathlib.Path
+) -> pathlib.Path:
+    """A file for each run and its data, so that none is in another's way."""
+    content = json.dumps([found.run.header, found.run.rounds])
+    digest = hashlib.sha256(content.encode())
+    for array in keras.tree.flatten(scrutiny.data.x):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    name = f"{target.stem}.loss-plane-{digest.hexdigest()[:8]}.npz"
+    return target.with_name(name)

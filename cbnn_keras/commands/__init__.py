@@ -1,0 +1,1 @@
+"""The command `cbnn`: files and arguments in, one public function called."""

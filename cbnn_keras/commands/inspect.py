@@ -1,0 +1,73 @@
+"""`cbnn inspect`: what is in a run directory, for people and machines."""
+
+import pathlib
+from typing import Any
+
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from cbnn_keras.runs.directory import RunDirectory
+
+
+def inspect_run(directory: pathlib.Path) -> dict[str, Any]:
+    """Header, rounds and sizes of a run, after checking every file.
+
+    Raises:
+        ValueError: If the directory is not a run, or a file is damaged.
+    """
+    run = RunDirectory.open(directory)
+    run.verify()
+    rounds = [
+        {
+            **record,
+            "is_kept": record["step"] in run.members,
+            "bytes": run.member_bytes(record["step"])
+            if record["step"] in run.members
+            else 0,
+        }
+        for record in run.rounds
+    ]
+    return {
+        "directory": str(directory),
+        "is_finished": run.is_finished,
+        "header": run.header,
+        "rounds": rounds,
+    }
+
+
+def print_run(content: dict[str, Any]) -> None:
+    """Shows what `inspect_run` found as a table and a list of settings."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    header, rounds = content["header"], content["rounds"]
+    num_members = sum(r["is_kept"] for r in rounds)
+    status = "complete" if content["is_finished"] else "not finished"
+    console.print(
+        f"{content['directory']}: {status}, "
+        f"{num_members} member{'' if num_members == 1 else 's'}, "
+        f"{header['num_classes']} classes, {header['num_samples']:,} training "
+        f"samples, {header['num_parameters']:,} parameters",
+        soft_wrap=True,
+    )
+    console.print(_rounds_table(rounds))
+    named = {"method": header.get("method", "unknown"), **header["settings"]}
+    settings = ", ".join(f"{name} {value}" for name, value in named.items())
+    console.print(f"Settings: {settings}", soft_wrap=True)
+
+
+def _rounds_table(rounds: list[dict[str, Any]]) -> Table:
+    table = Table()
+    for name in ("step", "epoch", "weighted error", "vote", "Z", "bound"):
+        table.add_column(name, justify="right")
+    table.add_column("size", justify="right")
+    for r in rounds:
+        table.add_row(
+            str(r["step"]),
+            str(r["epoch"] + 1),
+            f"{r['error']:.4f}",
+            f"{r['vote']:.3f}" if r["is_member"] else "no member",
+            f"{r['normaliser']:.4f}",
+            f"{r['bound']:.4f}",
+            decimal(r["bytes"]) if r["is_kept"] else "not kept",
+        )
+    return table

@@ -1,0 +1,1 @@
+"""Training samples by index, their labels and their weights."""

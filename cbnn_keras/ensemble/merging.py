@@ -1,0 +1,398 @@
+"""Members -> one ordinary Keras model that averages them.
+
+The result is made of Keras' own layers only, so that it opens anywhere Keras
+does, without this package. It is for prediction: what members have in common,
+such as a frozen backbone, is computed once, and layers that only act while a
+model is trained are left out.
+"""
+
+import dataclasses
+from collections.abc import Collection
+from typing import Any
+
+import keras
+import numpy as np
+
+from cbnn_keras import imbalance
+from cbnn_keras.models.classifier import Classifier
+
+
+def merge(
+    members: list[keras.Model],
+    votes: np.ndarray,
+    classifier: Classifier,
+    *,
+    voting: str = "soft",
+    priors: np.ndarray | None = None,
+    inputs: Any = None,
+) -> keras.Model:
+    """One model with a shared input and the vote-weighted mean as output.
+
+    Probabilities are averaged, never logits; with `voting="hard"` one-hot
+    decisions are. The output layer is called `probabilities`.
+
+    Args:
+        members: Models of one architecture with weights of their own. They are
+            taken apart: use them no further.
+        votes: lambda of each member.
+        classifier: How to read the members' outputs.
+        voting: `"soft"` or `"hard"`.
+        priors: What the mean is divided by, see `threshold`.
+        inputs: `keras.Input`s for subclassed members, whose own are unknown.
+    """
+    if inputs is None:
+        inputs = inputs_like(members[0])
+    taken = {tensor.name for tensor in keras.tree.flatten(inputs)}
+    if "probabilities" in taken:
+        raise ValueError(
+            "An input of the model is called 'probabilities', which is the "
+            "name of the output. Give it another name: inputs=keras.Input(..., "
+            'name="another").'
+        )
+    outputs = member_outputs(members, inputs, classifier)
+    average = combine(outputs, votes, voting=voting, priors=priors, taken=taken)
+    return keras.Model(inputs, average, name="checkpoint_ensemble")
+
+
+def inputs_like(model: keras.Model) -> Any:
+    """New `keras.Input`s in the structure that the model is called with."""
+    if not getattr(model, "inputs", None):
+        raise ValueError(
+            f"{type(model).__name__} is subclassed, so its inputs are not "
+            "known. Pass them: inputs=keras.Input(...)."
+        )
+    # A Sequential model has one input, and `.input` only once it was called.
+    is_sequential = isinstance(model, keras.Sequential)
+    return keras.tree.map_structure(
+        lambda tensor: keras.Input(
+            shape=tensor.shape[1:], dtype=tensor.dtype, name=tensor.name
+        ),
+        model.inputs[0] if is_sequential else model.input,
+    )
+
+
+def member_outputs(
+    members: list[keras.Model], inputs: Any, classifier: Classifier
+) -> list[Any]:
+    """The probabilities of each member, as symbolic tensors.
+
+    A layer whose inputs and weights are the same in several members is called
+    once. Layers are renamed, since names must be unique within a model: those
+    that all members have in common start with `shared_`, the others with
+    `member_0_`, `member_1_`, ...
+
+    Args:
+        members: As in `merge`.
+        inputs: What they are called with, in their structure.
+        classifier: How to read their outputs.
+    """
+    calls = _Calls(len(members))
+    outputs = []
+    for number, member in enumerate(members):
+        calls.start(number)
+        outputs.append(_probabilities(calls.run(member, inputs), classifier))
+    taken = {tensor.name for tensor in keras.tree.flatten(inputs)}
+    calls.rename(taken)
+    return outputs
+
+
+def combine(
+    outputs: list[Any],
+    votes: np.ndarray,
+    *,
+    voting: str = "soft",
+    priors: np.ndarray | None = None,
+    taken: Collection[str] = (),
+) -> Any:
+    """The vote-weighted mean of symbolic probabilities, `probabilities`.
+
+    Votes are constants of the graph, divided by their sum.
+
+    Args:
+        outputs: What `member_outputs` gave.
+        votes: lambda of each member.
+        voting: `"soft"` or `"hard"`.
+        priors: What the mean is divided by, see `threshold`.
+        taken: Names that layers must not get.
+    """
+    shares = np.asarray(votes) / np.sum(votes)
+    parts = [
+        keras.layers.Rescaling(
+            float(share),
+            dtype="float32",
+            name=_free_name(f"vote_{number}", taken),
+        )(_decisions(output) if voting == "hard" else output)
+        for number, (output, share) in enumerate(
+            zip(outputs, shares, strict=True)
+        )
+    ]
+    if priors is None and len(parts) > 1:
+        return keras.layers.Add(dtype="float32", name="probabilities")(parts)
+    average = parts[0]
+    if len(parts) > 1:
+        name = _free_name("average", taken)
+        average = keras.layers.Add(dtype="float32", name=name)(parts)
+    return keras.layers.Identity(dtype="float32", name="probabilities")(
+        threshold(average, priors)
+    )
+
+
+def threshold(probabilities: Any, priors: np.ndarray | None) -> Any:
+    """`imbalance.threshold` of tensors, symbolic or not, in float32.
+
+    Args:
+        probabilities: Shape `(..., num_classes)`, or `(..., 1)` if binary.
+        priors: Shape `(num_classes,)`; None changes nothing.
+    """
+    if priors is None:
+        return probabilities
+    weights = imbalance.inverse_priors(priors).astype("float32")
+    if probabilities.shape[-1] == 1:
+        first = (1 - probabilities) * float(weights[0])
+        second = probabilities * float(weights[1])
+        return second / (first + second)
+    weighted = probabilities * weights
+    return weighted / keras.ops.sum(weighted, axis=-1, keepdims=True)
+
+
+@dataclasses.dataclass
+class _Call:
+    operation: Any
+    path: str
+    arguments: list[int]
+    outputs: Any
+    members: list[int]
+
+
+class _Calls:
+    """Calls the layers of one member after another, and equal ones once.
+
+    Members have one architecture, so the n-th call of one stands where the n-th
+    call of another does.
+    """
+
+    def __init__(self, num_members: int) -> None:
+        self._num_members = num_members
+        self._made: list[list[_Call]] = []
+        self._casts: dict[tuple[int, str], Any] = {}
+        # Tensors are told apart by their ids, so they must live on.
+        self._alive: list[Any] = []
+
+    def start(self, member: int) -> None:
+        self._member = member
+        self._position = 0
+
+    def run(self, model: Any, inputs: Any, path: str = "") -> Any:
+        """Calls a model layer by layer where its layers are known."""
+        if not _is_graph(model):
+            return self._call_once(model, path, (inputs,), {})
+        if isinstance(model, keras.Sequential):
+            [tensor] = self._as_declared(model, inputs)
+            for layer in model.layers:
+                tensor = self._call(layer, path, tensor)
+            return tensor
+
+        def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._call(operation, path, *args, **kwargs)
+
+        # As Keras' `clone_model` does, which has no way to give back the
+        # outputs of a model that is part of another.
+        outputs = model._run_through_graph(
+            self._as_declared(model, inputs),
+            operation_fn=lambda operation: operation,
+            call_fn=call,
+        )
+        is_alone = isinstance(outputs, (list, tuple)) and len(outputs) == 1
+        return outputs[0] if is_alone else outputs
+
+    def _call(
+        self, operation: Any, path: str, *args: Any, **kwargs: Any
+    ) -> Any:
+        is_tensor = args and isinstance(args[0], keras.KerasTensor)
+        if type(operation) in _TRAINING_ONLY and is_tensor:
+            kept = operation.compute_output_spec(*args).dtype
+            return self._cast(args[0], kept)
+        # `training` says how a part is called while the whole is trained.
+        given = {
+            name
+            for name, value in kwargs.items()
+            if any(part is not None for part in keras.tree.flatten(value))
+        }
+        is_plain = len(args) == 1 and given <= {"training"}
+        if is_plain and _is_graph(operation) and _fits(operation, args[0]):
+            return self.run(operation, args[0], f"{path}{operation.name}_")
+        return self._call_once(operation, path, args, kwargs)
+
+    def _call_once(
+        self, operation: Any, path: str, args: Any, kwargs: Any
+    ) -> Any:
+        if self._position == len(self._made):
+            self._made.append([])
+        earlier = self._made[self._position]
+        self._position += 1
+        arguments = [
+            id(value)
+            for value in keras.tree.flatten((args, kwargs))
+            if isinstance(value, keras.KerasTensor)
+        ]
+        for call in earlier:
+            if call.arguments == arguments and _have_equal_weights(
+                call.operation, operation
+            ):
+                call.members.append(self._member)
+                return call.outputs
+        outputs = operation(*args, **kwargs)
+        self._alive.append((args, kwargs, outputs))
+        earlier.append(
+            _Call(operation, path, arguments, outputs, [self._member])
+        )
+        return outputs
+
+    def _as_declared(self, model: keras.Model, inputs: Any) -> list[Any]:
+        """The inputs in the order and dtypes of the model, as Keras does it."""
+        names = [tensor.name for tensor in model.inputs]
+        if isinstance(inputs, dict) and not _takes_dict(model):
+            inputs = [inputs[name] for name in names]
+        return [
+            self._cast(tensor, declared.dtype)
+            for tensor, declared in zip(
+                keras.tree.flatten(inputs), model.inputs, strict=True
+            )
+        ]
+
+    def _cast(self, tensor: Any, dtype: str) -> Any:
+        """The tensor in a dtype; the same result for all members."""
+        if tensor.dtype == dtype:
+            return tensor
+        key = (id(tensor), dtype)
+        if key not in self._casts:
+            is_float = "float" in tensor.dtype and "float" in dtype
+            self._casts[key] = (
+                keras.layers.Identity(dtype=dtype)(tensor)  # keeps a mask
+                if is_float
+                else keras.ops.cast(tensor, dtype)
+            )
+            self._alive.append(tensor)
+        return self._casts[key]
+
+    def rename(self, taken: Collection[str]) -> None:
+        """Gives each layer that was called a name of its own."""
+        names, renamed = set(taken), set()
+        for call in (call for calls in self._made for call in calls):
+            if id(call.operation) in renamed:
+                continue  # called several times
+            renamed.add(id(call.operation))
+            is_shared = len(call.members) == self._num_members > 1
+            owner = "shared" if is_shared else f"member_{call.members[0]}"
+            call.operation.name = _free_name(
+                f"{owner}_{call.path}{call.operation.name}", names
+            )
+            names.add(call.operation.name)
+
+
+# What does nothing to its inputs unless a model is trained. By exact type: a
+# class derived from one of these may well do something.
+_TRAINING_ONLY = {
+    getattr(keras.layers, name)
+    for name in (
+        "ActivityRegularization",
+        "AlphaDropout",
+        "AugMix",
+        "CutMix",
+        "Dropout",
+        "GaussianDropout",
+        "GaussianNoise",
+        "MixUp",
+        "RandAugment",
+        "RandomBrightness",
+        "RandomColorDegeneration",
+        "RandomColorJitter",
+        "RandomContrast",
+        "RandomElasticTransform",
+        "RandomErasing",
+        "RandomFlip",
+        "RandomGaussianBlur",
+        "RandomGrayscale",
+        "RandomHue",
+        "RandomInvert",
+        "RandomPerspective",
+        "RandomPosterization",
+        "RandomRotation",
+        "RandomSaturation",
+        "RandomSharpness",
+        "RandomShear",
+        "RandomTranslation",
+        "RandomZoom",
+        "SpatialDropout1D",
+        "SpatialDropout2D",
+        "SpatialDropout3D",
+    )
+    if hasattr(keras.layers, name)  # older versions of Keras lack some
+}
+
+
+def _is_graph(operation: Any) -> bool:
+    """Whether it is a model that does what its layers do and nothing else."""
+    call = type(operation).call if isinstance(operation, keras.Model) else None
+    return (
+        call is not None
+        and call.__module__.startswith("keras.src.models.")
+        and call.__qualname__ in ("Sequential.call", "Functional.call")
+    )
+
+
+def _takes_dict(model: keras.Model) -> bool:
+    # A Sequential model has no `.input` before it was called.
+    return not isinstance(model, keras.Sequential) and isinstance(
+        model.input, dict
+    )
+
+
+def _fits(model: keras.Model, inputs: Any) -> bool:
+    """Whether a model takes the inputs as they are, but for their dtypes."""
+    tensors = keras.tree.flatten(inputs)
+    if len(tensors) != len(model.inputs):
+        return False
+    if len(tensors) > 1 and type(inputs) is not type(model.input):
+        return False
+    return all(
+        len(tensor.shape) == len(declared.shape)
+        for tensor, declared in zip(tensors, model.inputs, strict=True)
+    )
+
+
+def _have_equal_weights(one: Any, other: Any) -> bool:
+    return one is other or all(
+        np.array_equal(first, second)
+        for first, second in zip(_weights(one), _weights(other), strict=True)
+    )
+
+
+def _weights(operation: Any) -> list[np.ndarray]:
+    return [
+        keras.ops.convert_to_numpy(weight)
+        for weight in getattr(operation, "weights", [])
+    ]
+
+
+def _probabilities(outputs: Any, classifier: Classifier) -> Any:
+    if not classifier.from_logits:
+        return outputs
+    activation = "sigmoid" if classifier.is_binary else "softmax"
+    return keras.layers.Activation(activation, dtype="float32")(outputs)
+
+
+def _decisions(probabilities: Any) -> Any:
+    if probabilities.shape[-1] == 1:
+        return keras.ops.cast(probabilities > 0.5, "float32")
+    # Without an argmax, which Keras makes of an op that ONNX does not have.
+    best = keras.ops.max(probabilities, axis=-1, keepdims=True)
+    is_best = keras.ops.cast(keras.ops.equal(probabilities, best), "float32")
+    is_first = keras.ops.cumsum(is_best, axis=-1) < 1.5
+    return is_best * keras.ops.cast(is_first, "float32")
+
+
+def _free_name(name: str, taken: Collection[str]) -> str:
+    while name in taken:
+        name += "_again"
+    return name

@@ -1,0 +1,1 @@
+"""Keras models from outside: outputs, copies, state, statistics, replicas."""

@@ -1,0 +1,165 @@
+"""BatchNorm's statistics for weights that no training step has made.
+
+An average of weights, or a point between two checkpoints, has activations of
+its own: the moving statistics have to be collected anew.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cbnn_keras.models import replicas
+from cbnn_keras.models.state import generators_kept
+
+# For each layer, mean and variance of each of its calls.
+Moments = list[list[tuple[tf.Tensor, tf.Tensor]]]
+
+
+def recompute_statistics(model: keras.Model, batches: Iterable[Any]) -> None:
+    """Sets mean and variance of each BatchNorm layer to those of the data.
+
+    One pass in training mode, in which each batch is normalised by itself.
+    Layers that are frozen keep their statistics, as they do in training.
+
+    Args:
+        model: Built. All else in it stays as it is, random generators and
+            other layers that change in training included.
+        batches: Inputs of the model, in random order.
+    """
+    StatisticsRecomputer(model)(batches)
+
+
+class StatisticsRecomputer:
+    """`recompute_statistics` of one model, for many weights in turn.
+
+    The pass is traced once and serves every call.
+
+    Args:
+        model: Built. Which of its layers are frozen is read here.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._layers = _batch_norms(model)
+        self._forward = _forward(model, self._layers)
+
+    def __call__(self, batches: Iterable[Any]) -> None:
+        """Sets the statistics for the weights that the model has now."""
+        if not self._layers:
+            return
+        kept = [np.array(weight) for weight in self._model.get_weights()]
+        with generators_kept(self._model):
+            try:
+                statistics = _collect(self._forward, batches)
+            finally:
+                self._model.set_weights(kept)
+        for layer, found in zip(self._layers, statistics, strict=True):
+            if found is None:
+                warnings.warn(
+                    f"The statistics of the layer {layer.name!r} could not be "
+                    "recomputed: it is not called, or inside a `tf.function` "
+                    "of the model's own. It keeps those that it has.",
+                    stacklevel=3,
+                )
+                continue
+            layer.moving_mean.assign(found[0])
+            layer.moving_variance.assign(found[1])
+
+
+def _batch_norms(model: keras.Model) -> list[keras.layers.BatchNormalization]:
+    return [
+        layer
+        for layer in model._flatten_layers()
+        if isinstance(layer, keras.layers.BatchNormalization)
+        and layer.trainable
+    ]
+
+
+def _forward(
+    model: keras.Model, layers: list[keras.layers.BatchNormalization]
+) -> Callable[[Any], Moments]:
+    """A pass in training mode that gives what the layers have seen."""
+
+    def forward(x: Any) -> Moments:
+        with _watched(layers) as moments:
+            model(x, training=True)
+        return moments
+
+    if not replicas.is_distributed(model):
+        return tf.function(forward, reduce_retracing=True)
+    strategy = model.distribute_strategy
+
+    @tf.function
+    def on_first_replica(x: Any) -> Moments:
+        # The others get the same batch, and see the same.
+        moments = strategy.run(forward, args=(x,))
+        return tf.nest.map_structure(
+            lambda value: strategy.experimental_local_results(value)[0],
+            moments,
+        )
+
+    return on_first_replica
+
+
+@contextlib.contextmanager
+def _watched(
+    layers: list[keras.layers.BatchNormalization],
+) -> Iterator[Moments]:
+    """Notes mean and variance of each call of each layer.
+
+    The moving statistics would tell of the last call only.
+    """
+    moments: Moments = [[] for _ in layers]
+
+    def watch(layer: Any, found: list[tuple[tf.Tensor, tf.Tensor]]) -> None:
+        original = layer._moments
+
+        def noted(*args: Any, **kwargs: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            result = original(*args, **kwargs)
+            found.append(result)
+            return result
+
+        vars(layer)["_moments"] = noted
+
+    try:
+        for layer, found in zip(layers, moments, strict=True):
+            watch(layer, found)
+        yield moments
+    finally:
+        for layer in layers:
+            vars(layer).pop("_moments", None)
+
+
+def _collect(
+    forward: Callable[[Any], Moments], batches: Iterable[Any]
+) -> list[tuple[np.ndarray, np.ndarray] | None]:
+    """Mean and variance over all samples, by the law of total variance.
+
+    None for a layer that was not seen.
+    """
+    sums: list[list[Any]] = []
+    for x in batches:
+        size = int(tf.shape(tf.nest.flatten(x)[0])[0])
+        moments = forward(x)
+        sums = sums or [[0.0, 0.0, 0] for _ in moments]
+        for calls, total in zip(moments, sums, strict=True):
+            for mean, variance in calls:
+                mean, variance = _array(mean), _array(variance)
+                total[0] += size * mean
+                total[1] += size * (variance + mean**2)
+                total[2] += size
+    return [
+        (mean / num, np.maximum(square / num - (mean / num) ** 2, 0))
+        if num
+        else None
+        for mean, square, num in sums
+    ]
+
+
+def _array(tensor: tf.Tensor) -> np.ndarray:
+    return keras.ops.convert_to_numpy(tensor).astype(np.float64)

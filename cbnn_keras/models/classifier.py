@@ -1,0 +1,236 @@
+"""What a Keras model says about the classes: outputs, logits, winners."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cbnn_keras.models import replicas
+
+
+@dataclasses.dataclass(frozen=True)
+class Classifier:
+    """How to read the outputs of a model.
+
+    Attributes:
+        num_classes: k.
+        is_binary: One sigmoid output for two classes.
+        from_logits: Whether the outputs are logits and not probabilities.
+    """
+
+    num_classes: int
+    is_binary: bool
+    from_logits: bool
+
+    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
+        """Outputs -> probabilities, float32, of the same shape."""
+        values = np.asarray(outputs).astype(np.float32)
+        if not self.from_logits:
+            return values
+        activation = keras.ops.sigmoid if self.is_binary else keras.ops.softmax
+        return keras.ops.convert_to_numpy(activation(values))
+
+
+def describe_classifier(
+    model: keras.Model, inputs: Any, from_logits: bool | None = None
+) -> Classifier:
+    """Reads off a compiled model what its outputs mean.
+
+    Args:
+        model: A compiled classifier; it is built if it was not.
+        inputs: A batch of x.
+        from_logits: What the user said, or None to read the compiled loss and
+            the last activation.
+
+    Raises:
+        ValueError: If the model is not a classifier with one output, or if
+            nothing tells whether the outputs are logits.
+    """
+    outputs = model(inputs, training=False)
+    if tf.nest.is_nested(outputs) and len(tf.nest.flatten(outputs)) > 1:
+        raise ValueError(
+            "An ensemble has one classification output; the model has "
+            f"{len(tf.nest.flatten(outputs))}. Train `keras.Model(inputs, "
+            "the_one_output)` instead."
+        )
+    if tf.nest.is_nested(outputs) or len(outputs.shape) != 2:
+        found = "a structure" if tf.nest.is_nested(outputs) else outputs.shape
+        raise ValueError(
+            "The callback needs a model whose output is one row of class "
+            f"scores a sample, shape (batch, k); the output is {found}."
+        )
+    num_outputs = int(outputs.shape[-1])
+    is_binary = num_outputs == 1
+    is_regression = (
+        is_binary
+        and _loss_name(model) in _REGRESSION_LOSSES
+        and _last_activation(model) != "sigmoid"
+    )
+    if is_regression:
+        raise ValueError(
+            f"The model is compiled with {_loss_name(model)!r} "
+            "and has one output, which is regression. CBNN is for "
+            "classification: compile a binary classifier with "
+            "'binary_crossentropy'."
+        )
+    if from_logits is None:
+        from_logits = _read_from_logits(model)
+    return Classifier(max(num_outputs, 2), is_binary, from_logits)
+
+
+def averages_loss(model: keras.Model) -> bool:
+    """Whether the compiled loss is a mean over the samples of a batch."""
+    reduction = getattr(_loss(model), "reduction", "mean")
+    return reduction not in ("sum", "none", None)
+
+
+_REGRESSION_LOSSES = {
+    "mean_squared_error",
+    "mean_absolute_error",
+    "mean_absolute_percentage_error",
+    "mean_squared_logarithmic_error",
+    "log_cosh",
+    "huber",
+    "poisson",
+}
+
+
+def _read_from_logits(model: keras.Model) -> bool:
+    by_loss = getattr(_loss(model), "from_logits", None)
+    if by_loss is None and _is_keras_crossentropy(model):
+        by_loss = False  # the functions' default, as with loss="..." strings
+    by_activation = _LOGITS_BY_ACTIVATION.get(_last_activation(model))
+    if by_loss is None and by_activation is None:
+        raise ValueError(
+            "The callback cannot tell whether the model ends in logits or in "
+            f"probabilities: neither its loss ({_loss_name(model)!r}) nor its "
+            "last layer says so. Pass `from_logits=True` or "
+            "`from_logits=False` to the callback."
+        )
+    if None not in (by_loss, by_activation) and by_loss != by_activation:
+        raise ValueError(
+            "The loss is computed with "
+            f"from_logits={by_loss}, but the last activation is "
+            f"{_last_activation(model)!r}. One of them is probably a mistake; "
+            "if not, pass `from_logits=` to the callback."
+        )
+    return bool(by_activation if by_loss is None else by_loss)
+
+
+_LOGITS_BY_ACTIVATION: dict[str | None, bool] = {
+    "linear": True,
+    "softmax": False,
+    "sigmoid": False,
+}
+
+
+def _loss(model: keras.Model) -> Any:
+    loss = getattr(model, "loss", None)
+    while isinstance(loss, (list, tuple, dict)) and len(loss) == 1:
+        loss = next(iter(loss.values() if isinstance(loss, dict) else loss))
+    return keras.losses.get(loss) if isinstance(loss, str) else loss
+
+
+def _loss_name(model: keras.Model) -> str:
+    loss = _loss(model)
+    function = getattr(loss, "fn", loss)  # of Keras' loss objects
+    return getattr(function, "__name__", type(loss).__name__)
+
+
+def _is_keras_crossentropy(model: keras.Model) -> bool:
+    loss = _loss(model)
+    module = getattr(loss, "__module__", "") or ""
+    return module.startswith("keras.") and "crossentropy" in _loss_name(model)
+
+
+def _last_activation(model: keras.Model, output: int = 0) -> str | None:
+    """Name of the activation that makes an output, or None if unknown."""
+    position = 0  # among the outputs of the layer
+    if isinstance(model, keras.Sequential):
+        layer = model.layers[-1] if model.layers else None
+    elif getattr(model, "outputs", None):
+        history = model.outputs[output]._keras_history
+        layer, position = history.operation, history.tensor_index
+    else:
+        return None  # subclassed: what it calls last cannot be seen
+    if isinstance(layer, keras.Model):
+        return _last_activation(layer, position)
+    if isinstance(layer, keras.layers.Softmax):
+        return "softmax"
+    return getattr(getattr(layer, "activation", None), "__name__", None)
+
+
+class Scorer:
+    """Predicted classes of a model that is being trained.
+
+    A function of its own, so that nothing of `fit` is touched: no metric, no
+    log, no weight. Under a strategy every replica takes its turn at a batch.
+    """
+
+    def __init__(self, model: keras.Model, classifier: Classifier) -> None:
+        threshold = 0.0 if classifier.from_logits else 0.5
+
+        def winners(x: Any) -> tuple[tf.Tensor, tf.Tensor]:
+            scores = model(x, training=False)
+            finite = tf.reduce_all(tf.math.is_finite(scores))
+            if classifier.is_binary:
+                # Two columns whose order is that of the two probabilities.
+                scores = tf.concat([threshold - scores, scores - threshold], 1)
+            best = tf.reduce_max(scores, axis=1, keepdims=True)
+            is_best = tf.equal(scores, best)
+            is_tie = tf.reduce_sum(tf.cast(is_best, tf.int32), axis=1) > 1
+            winner = tf.argmax(scores, axis=1, output_type=tf.int32)
+            return tf.where(is_tie, -1, winner), finite
+
+        self._strategy = model.distribute_strategy
+        self.num_replicas = self._strategy.num_replicas_in_sync
+        self._is_distributed = replicas.is_distributed(model)
+        step = (
+            (lambda x: self._strategy.run(winners, args=(x,)))
+            if self._is_distributed
+            else winners
+        )
+        self._step = (
+            step
+            if model.run_eagerly
+            else tf.function(
+                step, reduce_retracing=True, jit_compile=model.jit_compile
+            )
+        )
+
+    def winners(self, batches: Iterable[Any]) -> np.ndarray:
+        """Predicted class of every sample; -1 where the largest score is tied.
+
+        Raises:
+            FloatingPointError: If an output is not finite.
+        """
+        # Nothing is fetched before the last batch: a GPU is never waited for.
+        if self._is_distributed:
+            results = list(self._on_replicas(iter(batches)))
+        else:
+            results = [self._step(x) for x in batches]
+        if not all(bool(finite) for _, finite in results):
+            raise FloatingPointError("the model's outputs are not finite")
+        return np.concatenate([winner.numpy() for winner, _ in results])
+
+    def _on_replicas(
+        self, batches: Iterator[Any]
+    ) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
+        while group := list(itertools.islice(batches, self.num_replicas)):
+            # Those for whom nothing is left do the last batch once more.
+            shares = group + group[-1:] * (self.num_replicas - len(group))
+            result = self._step(
+                self._strategy.experimental_distribute_values_from_function(
+                    lambda context, shares=shares: shares[
+                        context.replica_id_in_sync_group
+                    ]
+                )
+            )
+            winners, finite = map(
+                self._strategy.experimental_local_results, result
+            )
+            yield from list(zip(winners, finite, strict=True))[: len(group)]

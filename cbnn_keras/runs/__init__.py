@@ -1,0 +1,1 @@
+"""What training leaves behind, in memory and on disk."""

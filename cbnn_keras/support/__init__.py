@@ -1,0 +1,1 @@
+"""What every folder may lean on: arguments, console, extras, files."""

@@ -1,0 +1,1 @@
+"""A run inside `model.fit`: when to score, vote, reweight and save."""

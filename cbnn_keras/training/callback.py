@@ -1,0 +1,153 @@
+"""CBNN: the method as a callback of `model.fit`."""
+
+import os
+from typing import Any, ClassVar
+
+from cbnn_keras import boosting, schedules
+from cbnn_keras.support import arguments
+from cbnn_keras.training.checkpointing import (
+    DEFAULT_NUM_CHECKPOINTS,
+    CheckpointCallback,
+    Plan,
+)
+from cbnn_keras.training.task import Task
+
+
+class CBNNCallback(CheckpointCallback):
+    """Turns one training run into an ensemble of boosted checkpoints.
+
+    Every so many iterations the training set is scored, the checkpoint gets a
+    vote, the samples that it got wrong gain weight, and training goes on. The
+    model itself, its loss and its optimizer are left as they are, with one
+    exception: under `tf.distribute.MirroredStrategy` the statistics that each
+    device collects for itself, those of BatchNorm, are averaged over the
+    devices at every checkpoint and after every epoch. Without that, the member
+    that is saved would be another than the one that is scored.
+
+    Each round is a record in `history`, a line on the screen and part of
+    `fit`'s logs (`cbnn_error`, `cbnn_vote`, `cbnn_members`, `cbnn_bound`, and
+    `val_ensemble_accuracy` with `validation_data`): list this callback before
+    those that read them, such as `CSVLogger` or `EarlyStopping(
+    "val_ensemble_accuracy", mode="max")`.
+
+    Reference: Wang et al., "Boost Neural Networks by Checkpoints", NeurIPS
+    2021, algorithm 1.
+
+    Args:
+        directory: Where the run is kept, crash-safe. Left out, members stay in
+            memory until `ensemble().save(directory)`.
+        num_checkpoints: M, at most so many members, the final model included.
+            Defaults to 6.
+        interval: t, iterations between checkpoints, instead of
+            `num_checkpoints`.
+        total_steps: T, needed only where `fit` cannot know its steps.
+        deviation_rate: eta, how fast weights change; 0 leaves training as it
+            would be without. Defaults to 0.01, the paper's choice.
+        expected_error: Training error expected of the final model, below
+            1 - 1/k: with eta it limits the number of checkpoints (the stop rule
+            of the paper). Defaults to 0.05.
+        from_logits: Whether the model ends in logits. Defaults to None: read
+            from the loss and the last activation.
+        validation_data: `(x, y)` or a dataset of batches, to log the accuracy
+            of the ensemble so far; callbacks never see `fit`'s.
+        score_data: The training samples in the order of their index, as
+            `(x, y)` or a dataset of single examples: only for a pipeline made
+            with `attach_index`.
+        resume: Go on with the run in `directory` if there is one. The same
+            script then serves first start and restart.
+        overwrite: Replace the run in `directory` if there is one.
+
+    Raises:
+        ValueError: For arguments outside their range, and, when `fit` begins,
+            for data or a model that cannot be boosted.
+
+    Example:
+
+    >>> import keras
+    >>> import numpy as np
+    >>> x, y = np.eye(3).repeat(20, axis=0), np.arange(3).repeat(20)
+    >>> model = keras.Sequential([keras.layers.Dense(3, "softmax")])
+    >>> adam = keras.optimizers.Adam(0.1)
+    >>> model.compile(adam, "sparse_categorical_crossentropy")
+    >>> cbnn = CBNNCallback(num_checkpoints=2)
+    >>> train = cbnn.weighted(x, y, batch_size=20)
+    >>> _ = model.fit(train, epochs=4, callbacks=[cbnn], verbose=0)
+    >>> [record["step"] for record in cbnn.history]
+    [6, 12]
+    """
+
+    METHOD: ClassVar[str] = "cbnn"
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        num_checkpoints: int | None = None,
+        interval: int | None = None,
+        total_steps: int | None = None,
+        deviation_rate: float = 0.01,
+        expected_error: float = 0.05,
+        from_logits: bool | None = None,
+        validation_data: Any = None,
+        score_data: Any = None,
+        resume: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        if num_checkpoints is not None and interval is not None:
+            raise ValueError(
+                f"CBNNCallback(num_checkpoints={num_checkpoints}, "
+                f"interval={interval}): give one of them, not both."
+            )
+        super().__init__(
+            directory,
+            num_checkpoints=num_checkpoints,
+            total_steps=total_steps,
+            from_logits=from_logits,
+            validation_data=validation_data,
+            score_data=score_data,
+            resume=resume,
+            overwrite=overwrite,
+        )
+        if interval is not None:
+            interval = arguments.positive_integer(
+                "CBNNCallback", "interval", interval
+            )
+        self.interval = interval
+        self.deviation_rate = arguments.number(
+            "CBNNCallback",
+            "deviation_rate",
+            deviation_rate,
+            at_least=0,
+            allowed="a number of at least 0; the paper uses 0.01",
+        )
+        self.expected_error = arguments.number(
+            "CBNNCallback",
+            "expected_error",
+            expected_error,
+            above=0,
+            below=1,
+            allowed="a number between 0 and 1, below 1 - 1/k for k classes; "
+            "the default is 0.05",
+        )
+
+    def _check_task(self, task: Task) -> None:
+        num_classes = task.classifier.num_classes
+        if not boosting.is_better_than_chance(self.expected_error, num_classes):
+            raise ValueError(
+                f"CBNNCallback(expected_error={self.expected_error}): must be "
+                f"below {1 - 1 / num_classes:.4g}, the error of guessing one "
+                f"of {num_classes} classes."
+            )
+
+    def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
+        interval = self.interval or schedules.checkpoint_interval(
+            total_steps, self.num_checkpoints or DEFAULT_NUM_CHECKPOINTS
+        )
+        return Plan(
+            schedules.checkpoint_steps(total_steps, interval),
+            {
+                "interval": interval,
+                "deviation_rate": self.deviation_rate,
+                "expected_error": self.expected_error,
+            },
+        )

@@ -1,0 +1,152 @@
+"""What is trained on what, found out and checked when `fit` begins."""
+
+import dataclasses
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cbnn_keras.data.indexed import Examples, Track
+from cbnn_keras.data.sample_weights import SampleWeights, as_examples
+from cbnn_keras.ensemble.validation import as_pair
+from cbnn_keras.labels import class_indices
+from cbnn_keras.models import replicas
+from cbnn_keras.models.classifier import Classifier, describe_classifier
+
+_DEFAULT_BATCH_SIZE = 128  # to score a pipeline whose batches are not ours
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What is trained on what.
+
+    Attributes:
+        model: The model in training.
+        classifier: How to read its outputs.
+        examples: The training samples.
+        labels: Their class indices, shape `(num_samples,)`.
+        weights: Their weights.
+        batch_size: Of inference.
+    """
+
+    model: keras.Model
+    classifier: Classifier
+    examples: Examples
+    labels: np.ndarray
+    weights: SampleWeights
+    batch_size: int
+
+
+def describe_task(
+    model: keras.Model,
+    weights: SampleWeights,
+    *,
+    score_data: Any,
+    from_logits: bool | None,
+    track: Track,
+) -> Task:
+    """Puts together what `fit` was given.
+
+    Args:
+        model: Compiled; built if it was not.
+        weights: Those of the pipeline that feeds it.
+        score_data: See `CBNNCallback`.
+        from_logits: See `CBNNCallback`.
+        track: Shows the progress of reading the labels.
+
+    Raises:
+        ValueError: If the model or the data cannot be boosted.
+    """
+    _check_training(model)
+    examples = _find_examples(weights, score_data)
+    batch_size = weights.settings.get("batch_size", _DEFAULT_BATCH_SIZE)
+    classifier = describe_classifier(
+        model, next(examples.inputs(batch_size)), from_logits
+    )
+    labels = class_indices(
+        examples.labels(track),
+        classifier.num_classes,
+        is_binary=classifier.is_binary,
+    )
+    return Task(model, classifier, examples, labels, weights, batch_size)
+
+
+def bare_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
+    """Without the loss scaling of mixed precision around it."""
+    optimizer = model.optimizer
+    return optimizer.inner_optimizer if is_loss_scaled(model) else optimizer
+
+
+def is_loss_scaled(model: keras.Model) -> bool:
+    """Whether gradients are computed in float16."""
+    return isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def _check_training(model: keras.Model) -> None:
+    if replicas.is_distributed(model):
+        _check_strategy(model)
+    if getattr(bare_optimizer(model), "use_ema", False):
+        raise ValueError(
+            "The optimizer has use_ema=True, with which "
+            "Keras replaces the weights after the last step: the final "
+            "model would be another than the last member. Compile the "
+            "model with use_ema=False."
+        )
+
+
+def _check_strategy(model: keras.Model) -> None:
+    """What Keras cannot do, before it says so in its own way."""
+    strategy = model.distribute_strategy
+    if not isinstance(strategy, _STRATEGIES):
+        raise ValueError(
+            f"The model was built under {_name(strategy)}, which "
+            "is not supported. Build it under `tf.distribute.MirroredStrategy()"
+            "`, for all GPUs of this machine."
+        )
+    if model.jit_compile and strategy.num_replicas_in_sync > 1:
+        raise ValueError(
+            "The model was compiled with jit_compile=True under "
+            f"{_name(strategy)}, and Keras cannot compile a step with XLA on "
+            "several devices. Leave `jit_compile` out of `compile`."
+        )
+    if model.steps_per_execution > 1:
+        raise ValueError(
+            "The model was compiled with steps_per_execution="
+            f"{model.steps_per_execution} under {_name(strategy)}. Keras fails "
+            "on several steps at once on several devices, and on one of them "
+            "their batches would have old weights. Leave `steps_per_execution` "
+            "out of `compile`."
+        )
+
+
+_STRATEGIES = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
+
+
+def _name(strategy: tf.distribute.Strategy) -> str:
+    return f"tf.distribute.{type(strategy).__name__}"
+
+
+def _find_examples(weights: SampleWeights, score_data: Any) -> Examples:
+    if weights.examples is not None:
+        if score_data is not None:
+            raise ValueError(
+                "score_data=... is for a pipeline made with "
+                "`attach_index`; `weighted` knows its samples. Leave it "
+                "out."
+            )
+        return weights.examples
+    if score_data is None:
+        raise ValueError(
+            "A pipeline made with `attach_index` needs "
+            "`score_data=(x, y)`, the same samples in the same order, to "
+            "score the checkpoints."
+        )
+    examples = as_examples(*as_pair(score_data))
+    if examples.num_samples != weights.num_samples:
+        raise ValueError(
+            f"score_data=... has {examples.num_samples} "
+            f"samples, but the pipeline has {weights.num_samples}: sample "
+            "i of one must be sample i of the other."
+        )
+    return examples

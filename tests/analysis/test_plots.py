@@ -1,0 +1,697 @@
+"""What is drawn is what was given, and captions say what there is to see."""
+
+import dataclasses
+import functools
+import io
+import itertools
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from cbnn_keras.analysis import plots
+from cbnn_keras.analysis.calibration import Calibration, calibration
+from cbnn_keras.analysis.class_weights import ClassWeights
+from cbnn_keras.analysis.loss_plane import LossPlane
+from cbnn_keras.analysis.plots import palette
+
+CORRELATION = np.array([[1, 0.6, 0.9], [0.6, 1, 0.75], [0.9, 0.75, 1]])
+PLANE = LossPlane(
+    steps=(1000, 2000, 3000),
+    x=np.array([-1.0, 0.0, 1.0, 2.0]),
+    y=np.array([-1.0, 0.0, 1.0]),
+    losses=np.geomspace(0.5, 8, 36).reshape(3, 3, 4),
+    points=np.array([[0.5, 0.5], [0.0, 0.0], [1.5, 0.0]]),
+    point_losses=np.array([[0.5, 0.6, 0.7], [2.0, 1.5, 1.0], [3.0, 3.0, 2.0]]),
+    l2=0.0,
+)
+
+
+@pytest.fixture
+def ax():
+    return new_axes()
+
+
+def new_axes():
+    figure = Figure(figsize=(4.4, 3.3), dpi=100, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure.subplots()
+
+
+def drawn(ax):
+    ax.figure.canvas.draw()
+    return ax
+
+
+def round_of(step, error=0.25, vote=1.0, **others):
+    return {
+        "step": step,
+        "error": error,
+        "vote": vote,
+        "bound": 0.9,
+        "exponential_loss": 0.5,
+        "is_member": vote > 0,
+        "within_budget": True,
+        **others,
+    }
+
+
+def class_weights(mean, is_minority):
+    mean = np.array(mean)
+    count = np.where(np.isnan(mean), 0, np.where(is_minority, 10, 100))
+    return ClassWeights(mean, count, np.array(is_minority))
+
+
+def calibration_of(confidence, accuracy, count, expected_error=0.1):
+    bins = (np.array(values) for values in (confidence, accuracy, count))
+    return Calibration(*bins, expected_error, 1.0, 0.5)
+
+
+def random_matrix(count):
+    values = np.random.default_rng(0).uniform(0.5, 0.9, (count, count))
+    return np.where(np.eye(count, dtype=bool), 1, (values + values.T) / 2)
+
+
+def points_of(collection):
+    return np.asarray(collection.get_offsets()).tolist()
+
+
+def texts_of(ax):
+    return [text.get_text() for text in ax.texts]
+
+
+def contrast(first, second):
+    """WCAG 2: (lighter + 0.05) / (darker + 0.05)."""
+    luminances = []
+    for color in (first, second):
+        parts = [
+            c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
+            for c in to_rgb(color)
+        ]
+        weighted = zip((0.2126, 0.7152, 0.0722), parts, strict=True)
+        luminances.append(sum(weight * part for weight, part in weighted))
+    return (max(luminances) + 0.05) / (min(luminances) + 0.05)
+
+
+MANY = np.arange(1, 41)
+BINS = calibration_of([0.1, np.nan, 0.9], [0.2, np.nan, 0.7], [1, 0, 3])
+EVERY_PLOT = {
+    "heat map": lambda ax: plots.draw_heat_map(
+        random_matrix(6), ax, labels=[*range(4000, 28000, 4000)], title="run"
+    ),
+    "heat map of one": lambda ax: plots.draw_heat_map([[1]], ax),
+    "heat map of ten": lambda ax: plots.draw_heat_map(
+        0.96 + 0.04 * random_matrix(10), ax, labels=np.arange(10) * 78200
+    ),
+    "heat map of many": lambda ax: plots.draw_heat_map(
+        random_matrix(40), ax, labels=MANY * 1000
+    ),
+    "errors": lambda ax: plots.draw_errors(
+        [4e5, 8e5, 2.4e6], [0.5, 0.3, 0.2], [0.5, 0.2, 0.1], ax, title="run"
+    ),
+    "errors of many": lambda ax: plots.draw_errors(
+        MANY, 1 / MANY, 0.5 / MANY, ax, unit="epochs"
+    ),
+    "rounds": lambda ax: plots.draw_rounds(
+        [round_of(4000, 0.9, 0.0), round_of(8000), round_of(12000)], ax
+    ),
+    "many rounds": lambda ax: plots.draw_rounds(
+        [round_of(step * 1000) for step in MANY], ax
+    ),
+    "bound": lambda ax: plots.draw_bound(
+        [round_of(1), round_of(2, within_budget=False)], ax
+    ),
+    "classes": lambda ax: plots.draw_class_weights(
+        class_weights([1.1, 0.9] * 50, [True, False] * 50), ax
+    ),
+    "named classes": lambda ax: plots.draw_class_weights(
+        class_weights([1.1, 0.9] * 10, [False] * 20),
+        ax,
+        class_names=["a class of a long name"] * 20,
+    ),
+    "histogram": lambda ax: plots.draw_weight_histogram(MANY, ax),
+    "reliability": lambda ax: plots.draw_reliability(BINS, ax, after=BINS),
+    "sizes": lambda ax: plots.draw_size_curve(1 / MANY, ax, final_error=0.5),
+    "one size": lambda ax: plots.draw_size_curve([0.5], ax),
+    "times": lambda ax: plots.draw_time_to_accuracy(
+        {f"method {i}": (MANY, MANY / 50) for i in range(7)}, ax, targets=[0.5]
+    ),
+    "plane": lambda ax: plots.draw_loss_plane(PLANE, 0, ax),
+}
+every_plot = pytest.mark.parametrize("name", EVERY_PLOT)
+
+
+@functools.cache
+def axes_of(name):
+    ax = new_axes()
+    caption = EVERY_PLOT[name](ax)
+    assert caption.endswith(".") and "nan" not in caption
+    return drawn(ax)
+
+
+def written(ax):
+    """All letters that can be seen."""
+    hidden = set()
+    for each in (ax, *ax.child_axes):
+        for axis in (each.xaxis, each.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for tick in axis.get_major_ticks():
+                if not low <= tick.get_loc() <= high:
+                    hidden |= {tick.label1, tick.label2}
+    return [
+        text
+        for text in ax.figure.findobj(Text)
+        if text.get_visible() and text.get_text() and text not in hidden
+    ]
+
+
+@every_plot
+def test_letters_have_the_ink_of_the_page_or_of_cells(name):
+    cells = {*palette.CELL_INKS}
+    for text in written(axes_of(name)):
+        is_on_colour = text.axes is not None and text in text.axes.texts
+        inks = {plots.INK} | cells if is_on_colour else {plots.INK}
+        assert to_hex(text.get_color()) in inks, text
+
+
+@every_plot
+def test_svg_files_name_the_colour_of_all_letters(name):
+    file = io.StringIO()
+    axes_of(name).figure.savefig(file, format="svg", transparent=True)
+    found = re.findall(r'<g id="text_\d+">(.*?)</g>', file.getvalue(), re.S)
+    for letters in found:
+        assert re.search("fill: #(010203|ffffff|000001)", letters), letters
+    assert found
+
+
+@every_plot
+def test_no_data_are_drawn_in_ink(name):
+    ax = axes_of(name)
+    colors = [line.get_color() for line in ax.lines]
+    colors += [patch.get_facecolor() for patch in ax.patches]
+    for collection in ax.collections:
+        colors += [*collection.get_facecolor(), *collection.get_edgecolor()]
+    assert plots.INK not in {to_hex(color) for color in colors}
+    assert ax.patch.get_alpha() == 0
+    spines = {to_hex(spine.get_edgecolor()) for spine in ax.spines.values()}
+    assert spines == {plots.INK}
+
+
+@every_plot
+def test_letters_are_within_the_figure_and_do_not_overlap(name):
+    ax = axes_of(name)
+    whole = ax.figure.bbox
+    boxes = [
+        [text.get_text(), text.get_window_extent()]
+        for text in written(ax)
+        # Upright ones may touch; they are tested by looking at them.
+        if text.get_rotation() == 0
+    ]
+    for text, box in boxes:
+        assert box.x0 >= -1 and box.x1 <= whole.x1 + 1, text
+        assert box.y0 >= -1 and box.y1 <= whole.y1 + 1, text
+    for (text, box), (other, of_other) in itertools.combinations(boxes, 2):
+        width = min(box.x1, of_other.x1) - max(box.x0, of_other.x0)
+        height = min(box.y1, of_other.y1) - max(box.y0, of_other.y0)
+        assert width <= 1 or height <= 2, (text, other)
+
+
+@pytest.mark.parametrize("page", ["#ffffff", "#16181d"])
+def test_series_can_be_seen_on_light_and_dark_pages(page):
+    for series in palette.SERIES:
+        assert contrast(series.color, page) >= 3
+
+
+def test_series_differ_in_colour_marker_and_line():
+    for name in ("color", "marker", "linestyle"):
+        values = {getattr(series, name) for series in palette.SERIES}
+        assert len(values) == len(palette.SERIES)
+
+
+def test_import_needs_no_matplotlib_and_drawing_no_pyplot():
+    # Keras imports pyplot itself where there is one: None makes it missing.
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; "
+        "from cbnn_keras.analysis import plots; "
+        "del sys.modules['matplotlib']; "
+        "sys.modules['matplotlib.pyplot'] = None; "
+        "from matplotlib.figure import Figure; "
+        "plots.draw_heat_map([[1]], Figure().subplots()); "
+        "plots.draw_size_curve([0.5, 0.4], Figure().subplots())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_heat_map_holds_the_matrix_and_its_diagonal_takes_no_colours(ax):
+    caption = plots.draw_heat_map(CORRELATION, ax, labels=[100, 200, 300])
+    (image,) = ax.images
+    np.testing.assert_array_equal(image.get_array(), CORRELATION)
+    assert image.get_clim() == (0.6, 0.9)
+    assert texts_of(ax) == [f"{v:.2f}" for v in CORRELATION.ravel()]
+    labels = [label.get_text() for label in ax.get_xticklabels()]
+    assert labels == ["100", "200", "300"]
+    # (0.6 + 0.9 + 0.75) / 3 = 0.75
+    assert caption == (
+        "Members 100 and 200 are the most different (correlation 0.60); the "
+        "mean over all pairs is 0.75. The lower, the more an average of them "
+        "can gain."
+    )
+
+
+def test_heat_map_of_disagreement(ax):
+    matrix = [[0, 0.1, 0.3], [0.1, 0, 0.2], [0.3, 0.2, 0]]
+    caption = plots.draw_heat_map(
+        matrix, ax, kind="disagreement", limits=(0.0, 0.5)
+    )
+    assert ax.images[0].get_clim() == (0.0, 0.5)
+    assert "Members 1 and 3 are the most different (disagreement 0.30)" in (
+        caption
+    )
+    assert "pairs is 0.20. The higher, the more" in caption
+
+
+def test_heat_map_of_members_that_are_nearly_the_same(ax):
+    matrix = [[1, 0.991, 0.99], [0.991, 1, 0.995], [0.99, 0.995, 1]]
+    assert "(correlation 0.990)" in plots.draw_heat_map(matrix, ax)
+    assert texts_of(ax)[1] == "0.991"
+
+
+def test_heat_map_of_more_members_writes_less(ax):
+    plots.draw_heat_map(np.where(np.eye(8) > 0, 1, 0.5), ax)
+    assert {*texts_of(ax)} == {"1", ".500"}
+    many = new_axes()
+    plots.draw_heat_map(random_matrix(40), many)
+    assert not many.texts
+    assert len(many.get_xticks()) == 10
+    (bar,) = many.child_axes
+    assert bar.get_ylabel() == "correlation"
+
+
+def test_heat_map_of_one_member(ax):
+    caption = plots.draw_heat_map([[1]], ax)
+    assert texts_of(ax) == ["1.00"]
+    assert "one member only" in caption
+
+
+@pytest.mark.parametrize("low", np.linspace(-0.5, 0.9, 8))
+def test_numbers_in_cells_can_be_read(low):
+    ax = new_axes()
+    values = np.linspace(low, 1, 100).reshape(10, 10)
+    plots.draw_heat_map(values, ax)
+    colors = ax.images[0].to_rgba(values).reshape(-1, 4)[:, :3]
+    for text, color in zip(ax.texts, colors, strict=True):
+        assert contrast(text.get_color(), color) >= 4.5
+
+
+def test_errors(ax):
+    caption = plots.draw_errors(
+        [10, 20], [0.3, 0.25], [0.3, 0.205], ax, title="Test", unit="epochs"
+    )
+    members, stages = ax.lines
+    assert members.get_xdata().tolist() == [10, 20]
+    assert members.get_ydata().tolist() == [30, 25]
+    np.testing.assert_allclose(stages.get_ydata(), [30, 20.5])
+    assert ax.get_xlabel() == "epochs" and ax.get_title() == "Test"
+    assert caption == (
+        "The final model errs on 25.00% of the samples, the ensemble of both "
+        "members on 20.50%: the ensemble is better by 4.50 points."
+    )
+
+
+def test_errors_where_the_ensemble_does_not_help(ax):
+    caption = plots.draw_errors([1, 2], [0.3, 0.2], [0.3, 0.21], ax)
+    assert "the final model is better by 1.00 points" in caption
+    errors = [1, 2, 3], [0.3, 0.3, 0.2], [0.3, 0.3, 0.2]
+    caption = plots.draw_errors(*errors, new_axes(), last="last member")
+    assert caption == (
+        "The last member errs on 20.00% of the samples, the ensemble of all 3 "
+        "members on 20.00%: neither is better."
+    )
+    caption = plots.draw_errors([1], [0.2], [0.2], new_axes())
+    assert caption == "The one member errs on 20.00% of the samples."
+
+
+def test_the_difference_is_that_of_what_is_written(ax):
+    # 21.155 - 18.244 = 2.911, but 21.16 - 18.24 = 2.92
+    caption = plots.draw_errors([1, 2], [1, 0.211551], [1, 0.18244], ax)
+    assert "21.16%" in caption and "18.24%" in caption
+    assert "better by 2.92 points" in caption
+
+
+def test_size_curve(ax):
+    caption = plots.draw_size_curve([0.25, 0.125, 0.1875], ax, final_error=0.25)
+    curve, line = ax.lines
+    assert curve.get_xdata().tolist() == [1, 2, 3]
+    assert curve.get_ydata().tolist() == [25, 12.5, 18.75]
+    assert line.get_ydata() == [25, 25]
+    assert points_of(ax.collections[0]) == [[2, 12.5]]
+    assert caption == (
+        "2 of 3 members err least, on 12.50% of the samples, and all 3 members "
+        "on 18.75%; the final model alone errs on 25.00%."
+    )
+
+
+def test_size_curve_where_all_are_best(ax):
+    caption = plots.draw_size_curve([0.3, 0.2], ax)
+    assert caption == (
+        "The ensemble of both members errs least, on 20.00% of the samples."
+    )
+
+
+def test_rounds(ax):
+    rounds = [
+        round_of(1000, 0.9, 0.0),
+        round_of(2000, 0.25, 2.5),
+        round_of(3000, 0.125, 3.5),
+    ]
+    caption = plots.draw_rounds(rounds, ax)
+    assert [bar.get_height() for bar in ax.patches] == [0, 2.5, 3.5]
+    assert texts_of(ax) == ["90.0", "25.0", "12.5"]
+    assert points_of(ax.collections[0]) == [[0, 0]]
+    names = [label.get_text() for label in ax.get_xticklabels()]
+    assert names == ["1,000", "2,000", "3,000"]
+    assert caption == (
+        "The vote is largest at step 3,000 (3.50, weighted error 12.5%) and "
+        "smallest at step 2,000 (2.50, 25.0%). 1 of 3 checkpoints stayed out "
+        "of the ensemble, no better than chance (crosses)."
+    )
+
+
+def test_rounds_of_equal_votes_and_of_none(ax):
+    equal = [round_of(1), round_of(2)]
+    assert plots.draw_rounds(equal, ax) == "All votes are the same (1.00)."
+    caption = plots.draw_rounds([round_of(1, 0.9, 0.0)], new_axes())
+    assert caption.startswith("There is no member. 1 of 1 checkpoints")
+
+
+def test_so_many_rounds_that_errors_are_not_written(ax):
+    plots.draw_rounds([round_of(step) for step in range(60)], ax)
+    assert not ax.texts and len(ax.patches) == 60
+    assert len(ax.get_xticks()) <= 7
+
+
+def test_bound(ax):
+    rounds = [
+        round_of(1, bound=0.95, exponential_loss=0.6),
+        round_of(2, bound=0.9, exponential_loss=0.55),
+    ]
+    caption = plots.draw_bound(rounds, ax)
+    bound, loss = ax.lines
+    assert bound.get_xdata().tolist() == [1, 2]
+    assert bound.get_ydata().tolist() == [0.95, 0.9]
+    assert loss.get_ydata().tolist() == [0.6, 0.55]
+    assert caption == (
+        "The exponential loss is at most its bound throughout, in the end "
+        "0.550 with a bound of 0.900. The votes sum to less than 1/η, as "
+        "theorem 1 asks for, and it holds."
+    )
+
+
+def test_bound_that_does_not_hold_within_the_budget(ax):
+    caption = plots.draw_bound([round_of(1, bound=0.25)], ax)
+    assert "above its bound in 1 of 1 rounds" in caption
+    assert caption.endswith("theorem 1 asks for, but the bound does not hold.")
+
+
+def test_bound_beyond_the_budget(ax):
+    rounds = [
+        round_of(1),
+        round_of(2, within_budget=False),
+        round_of(3, within_budget=False, bound=0.25),
+    ]
+    caption = plots.draw_bound(rounds, ax)
+    assert ax.lines[2].get_xdata() == [2, 2]
+    assert "above its bound in 1 of 3 rounds" in caption
+    assert "reach 1/η in round 2: from there on" in caption
+
+
+def test_class_weights(ax):
+    found = class_weights(
+        [0.75, 1.5, np.nan, 1.0, 2.0], [False, True, True, False, True]
+    )
+    caption = plots.draw_class_weights(found, ax)
+    others, minority = ax.collections
+    assert points_of(others) == [[0, 0.75], [3, 1.0]]
+    assert points_of(minority) == [[1, 1.5], [4, 2.0]]
+    colors = [to_hex(group.get_facecolor()[0]) for group in (others, minority)]
+    assert colors == [palette.BLUE, palette.VERMILLION]
+    circle, triangle = (g.get_paths()[0].vertices for g in (others, minority))
+    assert len(circle) != len(triangle)
+    # (0.75 + 1) / 2 and (1.5 + 2) / 2
+    assert [line.get_ydata()[0] for line in ax.lines] == [0.875, 1.75]
+    assert len({line.get_linestyle() for line in ax.lines}) == 2
+    assert caption == (
+        "Samples of minority classes (2) weigh 1.75 on average, those of the "
+        "others (2) 0.88: 2.00 times as much. The mean over all samples is 1."
+    )
+
+
+def test_class_weights_without_minority(ax):
+    found = class_weights([0.75, 1.25, 1.0], [False] * 3)
+    caption = plots.draw_class_weights(
+        found, ax, class_names=["cat", "dog", "a very long name of a class"]
+    )
+    assert len(ax.collections) == len(ax.lines) == 1
+    names = [label.get_text() for label in ax.get_xticklabels()]
+    assert names == ["cat", "dog", "a very long n…"]
+    assert caption == (
+        "No class is much smaller than the others. Class dog "
+        "weighs most (1.250 on average), class cat least (0.750)."
+    )
+
+
+def test_weight_histogram(ax):
+    # The mean is 0.2, so n * omega = 0.5 eight times, 2 and 4.
+    weights = [0.1] * 8 + [0.4, 0.8]
+    caption = plots.draw_weight_histogram(weights, ax, num_bins=7)
+    assert [bar.get_height() for bar in ax.patches] == [8, 0, 0, 1, 0, 0, 1]
+    assert ax.patches[0].get_x() == pytest.approx(0.5)
+    assert ax.lines[0].get_xdata() == [1, 1]
+    assert caption == (
+        "Samples weigh between 0.500 and 4.000 times the mean, half of them at "
+        "most 0.500. The heaviest tenth has 40% of the weight."
+    )
+
+
+def test_weight_histogram_of_equal_weights(ax):
+    caption = plots.draw_weight_histogram([0.2] * 5, ax)
+    assert caption == "All samples weigh the same."
+    assert sum(bar.get_height() for bar in ax.patches) == 5
+
+
+def test_reliability(ax):
+    before = calibration_of(
+        [0.5, np.nan, 0.9], [0.25, np.nan, 0.75], [4, 0, 12], 0.175
+    )
+    after = calibration_of(
+        [np.nan, 0.6, 0.8], [np.nan, 0.5, 0.75], [0, 4, 12], 0.0625
+    )
+    caption = plots.draw_reliability(before, ax, after=after, temperature=1.5)
+    first, second = ax.collections
+    assert points_of(first) == [[0.5, 0.25], [0.9, 0.75]]
+    assert points_of(second) == [[0.6, 0.5], [0.8, 0.75]]
+    small, large = first.get_sizes()
+    assert small < large
+    diagonal, line, _ = ax.lines
+    assert diagonal.get_xydata().tolist() == [[0, 0], [1, 1]]
+    assert line.get_xydata().tolist() == points_of(first)
+    # (4 * 0.5 + 12 * 0.9) / 16 = 0.8, (4 * 0.25 + 12 * 0.75) / 16 = 0.625
+    assert caption == (
+        "The expected calibration error is 17.5%, and 6.2% after scaling "
+        "(temperature 1.50). As they are, predictions are overconfident (mean "
+        "confidence 0.800, accuracy 0.625); the larger a point, the more "
+        "samples."
+    )
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "expected"),
+    [(0.75, "underconfident"), (0.5, "neither over- nor underconfident")],
+)
+def test_reliability_of_one_bin(ax, accuracy, expected):
+    found = calibration_of([0.5], [accuracy], [8], 0.0)
+    caption = plots.draw_reliability(found, ax)
+    assert f"predictions are {expected} (" in caption
+    assert "scaling" not in caption
+
+
+def test_time_to_accuracy(ax):
+    curves = {
+        "CBNN": ([1, 2, 3], [0.5, 0.75, 0.625]),
+        "single": ([1, 2, 4], [0.25, 0.5, 0.625]),
+    }
+    caption = plots.draw_time_to_accuracy(curves, ax, targets=[0.5])
+    first, second, target = ax.lines
+    assert first.get_xdata().tolist() == [1, 2, 3]
+    assert first.get_ydata().tolist() == [50, 75, 75]  # best so far
+    assert second.get_ydata().tolist() == [25, 50, 62.5]
+    assert first.get_drawstyle() == "steps-post"
+    assert first.get_linestyle() != second.get_linestyle()
+    assert target.get_ydata() == [50, 50]
+    assert caption == (
+        "CBNN is the first to reach 62.50%, an accuracy that all of them get "
+        "to, after 2 epochs (single 4)."
+    )
+
+
+def test_time_to_accuracy_of_one_and_of_equals(ax):
+    curve = [10, 20], [0.5, 0.75]
+    caption = plots.draw_time_to_accuracy({"run": curve}, ax, unit="hours")
+    assert caption == "run reaches its best, 75.00%, after 20 hours."
+    caption = plots.draw_time_to_accuracy({"a": curve, "b": curve}, new_axes())
+    assert caption.startswith("a and b are the first to reach 75.00%")
+    assert caption.endswith("after 20 epochs.")
+
+
+def test_loss_plane(ax):
+    caption = plots.draw_loss_plane(PLANE, 0, ax, levels=4)
+    contours, *marks = ax.collections
+    # From 0.5 to 8 in four equal ratios, whichever panel is drawn.
+    np.testing.assert_allclose(contours.levels, [0.5, 1, 2, 4, 8])
+    assert [points_of(mark) for mark in marks] == PLANE.points[:, None].tolist()
+    assert texts_of(ax) == ["p₁", "p₂", "p₃"]
+    assert ax.get_aspect() == 1
+    assert caption == (
+        "In the round of step 1,000 the loss is lowest at p1, that round's own "
+        "member: 0.500 at p1, 0.600 at p2, 0.700 at p3."
+    )
+
+
+def test_loss_plane_where_another_member_is_better(ax):
+    caption = plots.draw_loss_plane(PLANE, 1, ax)
+    assert caption == (
+        "In the round of step 2,000 the loss is lowest at p3, although p2 is "
+        "that round's own member: 1.000 at p3, 1.500 at p2, 2.000 at p1."
+    )
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
+def test_loss_plane_with_odd_losses(ax, value):
+    losses = PLANE.losses.copy()
+    losses[0, 0, 0] = value
+    odd = LossPlane(**{**vars(PLANE), "losses": losses})
+    plots.draw_loss_plane(odd, 0, ax)
+    levels = drawn(ax).collections[0].levels
+    low = value if np.isfinite(value) else losses[np.isfinite(losses)].min()
+    np.testing.assert_allclose([levels[0], levels[-1]], [low, 8])
+
+
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (
+            lambda ax: plots.draw_heat_map(np.ones((2, 3)), ax),
+            r"draw_heat_map: a square matrix .* not the shape \(2, 3\)",
+        ),
+        (
+            lambda ax: plots.draw_heat_map(CORRELATION, ax, labels=[1, 2]),
+            r"the shape \(3, 3\) and 2 labels",
+        ),
+        (
+            lambda ax: plots.draw_heat_map(CORRELATION, ax, kind="distance"),
+            r"kind='distance'\): one of 'correlation', 'disagreement'",
+        ),
+        (
+            lambda ax: plots.draw_errors([1, 2], [0.5], [0.5], ax),
+            r"draw_errors: vectors of one length.* steps of shape \(2,\)",
+        ),
+        (
+            lambda ax: plots.draw_size_curve([], ax),
+            r"draw_size_curve: .* one value at least; received errors of shape",
+        ),
+        (lambda ax: plots.draw_rounds([], ax), "draw_rounds: vectors"),
+        (lambda ax: plots.draw_bound([], ax), "draw_bound: vectors"),
+        (
+            lambda ax: plots.draw_class_weights(
+                class_weights([1.0, 1.0], [False] * 2), ax, class_names=["a"]
+            ),
+            "draw_class_weights: 1 class_names for 2 classes",
+        ),
+        (
+            lambda ax: plots.draw_weight_histogram([0.0, 0.0], ax),
+            "finite weights of at least 0, not all of them 0",
+        ),
+        (
+            lambda ax: plots.draw_weight_histogram([1.0, np.nan], ax),
+            "finite weights",
+        ),
+        (
+            lambda ax: plots.draw_time_to_accuracy({}, ax),
+            "draw_time_to_accuracy: at least one curve",
+        ),
+        (
+            lambda ax: plots.draw_time_to_accuracy({"a": ([1, 2], [1])}, ax),
+            r"draw_time_to_accuracy, a: .* accuracies of shape \(1,\)",
+        ),
+        (
+            lambda ax: plots.draw_time_to_accuracy({"a": ([2, 1], [0, 1])}, ax),
+            "times in increasing order",
+        ),
+        (
+            lambda ax: plots.draw_loss_plane(PLANE, 3, ax),
+            r"draw_loss_plane\(panel=3\): 0, 1 or 2",
+        ),
+        (
+            lambda ax: plots.draw_loss_plane(
+                LossPlane(**{**vars(PLANE), "x": np.zeros(5)}), 0, ax
+            ),
+            r"losses of shape \(3, 3, 5\), as y and x are, not \(3, 3, 4\)",
+        ),
+        (
+            lambda ax: plots.draw_loss_plane(
+                LossPlane(**{**vars(PLANE), "losses": PLANE.losses * np.nan}),
+                0,
+                ax,
+            ),
+            "no loss is finite",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(ax, draw, message):
+    with pytest.raises(ValueError, match=message):
+        draw(ax)
+
+
+def test_classes_of_one_weight(ax):
+    found = class_weights([1.0, 1.0 + 1e-9, np.nan], [False, False, False])
+    assert plots.draw_class_weights(found, ax) == (
+        "The samples of all classes weigh the same on average."
+    )
+
+
+def test_votes_of_one_member(ax):
+    one = [round_of(10, vote=0.43, error=0.25)]
+    assert plots.draw_rounds(one, ax) == (
+        "The one member has a vote of 0.43 (weighted error 25.0%)."
+    )
+
+
+def test_members_that_decide_alike(ax):
+    assert plots.draw_heat_map(np.zeros((3, 3)), ax, kind="disagreement") == (
+        "All members decide alike: there is nothing for an average."
+    )
+
+
+@pytest.mark.parametrize(("height", "aspect"), [(2.0, 1.0), (0.5, "auto")])
+def test_a_plane_that_is_nearly_a_line_fills_the_axes(height, aspect, ax):
+    plane = dataclasses.replace(
+        PLANE,
+        x=np.linspace(0, 2, len(PLANE.x)),
+        y=np.linspace(0, height, len(PLANE.y)),
+    )
+    plots.draw_loss_plane(plane, 0, ax)
+    assert ax.get_aspect() == aspect
+
+
+def test_two_temperatures_are_averaged(ax):
+    found = calibration(np.array([[0.8, 0.2]] * 4), np.array([0, 0, 0, 1]))
+    caption = plots.draw_reliability(
+        found, ax, after=found, temperature=(1.0, 2.0)
+    )
+    assert "(temperature 1.50)" in caption

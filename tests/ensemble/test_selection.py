@@ -1,0 +1,189 @@
+"""Tests of the choice of members, and of what it is judged by."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, log_loss
+
+from cbnn_keras.ensemble import selection
+
+# The same examples on every machine; no deadline, as CI machines stall.
+reproducible = settings(derandomize=True, deadline=None, max_examples=150)
+
+
+@st.composite
+def ensembles(draw, min_members=1):
+    """Probabilities, votes and labels; one column where k is 2, at times."""
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    num_members = draw(st.integers(min_members, 6))
+    num_samples = draw(st.integers(1, 20))
+    num_classes = draw(st.integers(2, 4))
+    shape = (num_members, num_samples)
+    probabilities = generator.dirichlet(np.full(num_classes, 0.7), shape)
+    if num_classes == 2 and draw(st.booleans()):
+        probabilities = probabilities[..., 1:]
+    votes = generator.uniform(0.1, 5, num_members)
+    return probabilities, votes, generator.integers(0, num_classes, num_samples)
+
+
+def quality(probabilities, votes, labels, chosen):
+    """Accuracy, then likelihood, of some members, by loop and scikit-learn."""
+    mean = sum(votes[i] * probabilities[i] for i in chosen)
+    mean = mean / sum(votes[i] for i in chosen)
+    if mean.shape[1] == 1:
+        mean = np.hstack([1 - mean, mean])
+    classes = np.arange(mean.shape[1])
+    loss = log_loss(labels, mean.clip(1e-7), labels=classes)
+    return accuracy_score(labels, mean.argmax(axis=1)), -loss
+
+
+# --- Equal intervals ---
+
+
+@pytest.mark.parametrize(
+    ("num_members", "num", "expected"),
+    [
+        (12, 6, [1, 3, 5, 7, 9, 11]),
+        (6, 6, [0, 1, 2, 3, 4, 5]),
+        (6, 1, [5]),
+        (1, 1, [0]),
+        (9, 3, [2, 5, 8]),
+        (10, 4, [2, 4, 6, 9]),  # 1.5, 4, 6.5, 9: halves to the even one
+        (5, 4, [0, 2, 3, 4]),  # 0.25, 1.5, 2.75, 4
+    ],
+)
+def test_equal_intervals_worked_out_by_hand(num_members, num, expected):
+    assert selection.equally_spaced(num_members, num) == expected
+
+
+def test_equal_intervals_of_any_number():
+    for num_members in range(1, 41):
+        for num in range(1, num_members + 1):
+            positions = selection.equally_spaced(num_members, num)
+            assert len(positions) == num
+            assert positions[0] >= 0 and positions[-1] == num_members - 1
+            # From before the first member on, no interval is off by more than
+            # the rounding of its two ends.
+            gaps = np.diff([-1, *positions])
+            assert min(gaps) >= 1
+            assert np.abs(gaps - num_members / num).max() <= 1
+
+
+# --- Accuracy and likelihood ---
+
+
+@reproducible
+@given(ensembles())
+def test_accuracy_and_likelihood_are_those_of_scikit_learn(ensemble):
+    probabilities, votes, labels = ensemble
+    expected = quality(probabilities, votes, labels, [0])
+    found = (
+        selection.accuracy(probabilities[0], labels),
+        -selection.negative_log_likelihood(probabilities[0], labels),
+    )
+    assert found[0] == expected[0]
+    assert found[1] == pytest.approx(expected[1], rel=1e-9)
+
+
+def test_impossible_label_costs_as_much_as_keras_says():
+    # -log(1e-7) = 7 log(10), for one sample of two; the other costs nothing.
+    probabilities = np.array([[1.0, 0.0], [1.0, 0.0]], dtype=np.float32)
+    loss = selection.negative_log_likelihood(probabilities, np.array([0, 1]))
+    assert loss == pytest.approx(7 * np.log(10) / 2, rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "label", "expected"),
+    [
+        ([[0.5, 0.5]], 0, 1.0),  # ties go to the lower class
+        ([[0.5, 0.5]], 1, 0.0),
+        ([[0.5]], 0, 1.0),
+        ([[0.5]], 1, 0.0),
+        ([[0.51]], 1, 1.0),
+        ([[0.2, 0.4, 0.4]], 1, 1.0),
+    ],
+)
+def test_accuracy_of_ties(probabilities, label, expected):
+    found = selection.accuracy(np.array(probabilities), np.array([label]))
+    assert found == expected
+
+
+# --- Greedy forward selection ---
+
+
+@reproducible
+@given(ensembles())
+def test_greedy_is_never_worse_than_the_final_model(ensemble):
+    chosen = selection.greedy(*ensemble)
+    final = len(ensemble[1]) - 1
+    assert chosen == sorted(set(chosen)) and chosen[-1] == final
+    assert quality(*ensemble, chosen)[0] >= quality(*ensemble, [final])[0]
+
+
+@reproducible
+@given(ensembles(min_members=2))
+def test_greedy_begins_with_the_best_pair(ensemble):
+    final = len(ensemble[1]) - 1
+    alone = quality(*ensemble, [final])
+    best, partner = max(
+        (quality(*ensemble, [i, final]), i) for i in range(final)
+    )
+    chosen = selection.greedy(*ensemble)
+    if best > alone:
+        assert partner in chosen
+    else:
+        assert chosen == [final]
+
+
+@reproducible
+@given(ensembles())
+def test_greedy_stops_where_no_further_member_helps(ensemble):
+    num_members = len(ensemble[1])
+    chosen = selection.greedy(*ensemble)
+    reached = quality(*ensemble, chosen)
+    for other in set(range(num_members)) - set(chosen):
+        assert quality(*ensemble, [*chosen, other]) <= reached
+
+
+@reproducible
+@given(ensembles())
+def test_greedy_is_a_chain_of_improvements(ensemble):
+    chosen = selection.greedy(*ensemble)
+    final = chosen[-1]
+    # Some order of the others improves on the final model at every step.
+    chains = (
+        [quality(*ensemble, [final, *order[:n]]) for n in range(len(chosen))]
+        for order in itertools.permutations(chosen[:-1])
+    )
+    assert any(
+        all(a < b for a, b in itertools.pairwise(chain)) for chain in chains
+    )
+
+
+def test_greedy_worked_out_by_hand():
+    """Three members, four samples of class 1, each sure of itself."""
+    right_on = [{0, 1, 3}, {0}, {1, 2}]
+    probabilities = np.array(
+        [[[0.9 if i in right else 0.1] for i in range(4)] for right in right_on]
+    )
+    labels = np.ones(4, dtype=int)
+    # The last alone gets 2. Member 0 outvotes it, and gets 3 (0, 1, 3); member
+    # 1 outvotes it too, and gets 1. All three get 2: on sample 3, 3.0 votes are
+    # for the right class and 3.5 against.
+    votes = np.array([3.0, 2.0, 1.5])
+    assert selection.greedy(probabilities, votes, labels) == [0, 2]
+
+
+def test_greedy_leaves_a_member_out_that_is_wrong_throughout():
+    sure, wrong = np.full((5, 1), 0.9), np.full((5, 1), 0.2)
+    probabilities = np.stack([wrong, sure])
+    labels = np.ones(5, dtype=int)
+    assert selection.greedy(probabilities, np.ones(2), labels) == [1]
+    # And takes the equal that has the higher likelihood.
+    probabilities = np.stack(
+        [np.full((5, 1), 0.8), np.full((5, 1), 0.95), sure]
+    )
+    assert selection.greedy(probabilities, np.ones(3), labels) == [1, 2]

@@ -1,0 +1,1194 @@
+"""Tests of an ensemble as one function with named inputs and outputs.
+
+Most members are tables: an embedding of sample numbers, whose rows are the
+probabilities that the member gives, as written here.
+"""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import (
+    Undescribed,
+    blobs,
+    dense_model,
+    header,
+    memory_ensemble,
+    text_model,
+)
+
+from cbnn_keras import CheckpointEnsemble
+from cbnn_keras.export.graph import (
+    ServingGraph,
+    by_name,
+    metadata_as_text,
+    trace,
+)
+from cbnn_keras.runs.run import MemoryRun
+from cbnn_keras.version import __version__
+
+layers = keras.layers
+ALL = ["probabilities", "class", "top_k", "members", "disagreement"]
+X = blobs(12)[0]
+
+
+def tables(members, votes, **options):
+    """An ensemble whose member m says `members[m][i]` of sample i."""
+    members = np.array(members, "float32")
+    _, num_samples, num_columns = members.shape
+    inputs = keras.Input((), dtype="int32", name="sample")
+    outputs = layers.Embedding(num_samples, num_columns)(inputs)
+    model = keras.Model(inputs, outputs)
+    run = MemoryRun(header(model, **options))
+    for number, (table, vote) in enumerate(zip(members, votes, strict=True)):
+        model.set_weights([table])
+        record = {"step": 10 * number + 10, "vote": vote, "is_final": False}
+        run.add_round(record, np.ones(8, dtype=bool), model)
+    return CheckpointEnsemble(run, model)
+
+
+def outputs_of(graph, *arrays):
+    # Eagerly: tracing takes longer, and the tests of the formats do that.
+    outputs = graph.function().python_function(*map(tf.constant, arrays))
+    return {name: tensor.numpy() for name, tensor in outputs.items()}
+
+
+def answers(ensemble, **options):
+    """All outputs for all samples of an ensemble of tables."""
+    options = {"outputs": ALL, **options}
+    graph = ServingGraph(ensemble, **options)
+    num_samples = graph.model.weights[0].shape[0]
+    samples = np.arange(num_samples, dtype="int32")
+    found = outputs_of(graph, samples)
+    assert list(found) == graph.output_names
+    # Every artefact is compared with this, so it must say the same.
+    expected = graph.reference({"sample": samples})
+    for name, array in found.items():
+        if array.dtype != object:
+            np.testing.assert_allclose(array, expected[name], atol=1e-6)
+    return found
+
+
+def assert_answers(found, expected):
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(
+            found[name], values, rtol=0, atol=1e-6, err_msg=name
+        )
+
+
+# --- Outputs ---
+
+MEMBERS = [
+    [[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.1, 0.1, 0.8]],
+    [[0.2, 0.7, 0.1], [0.3, 0.3, 0.4], [0.1, 0.2, 0.7]],
+    [[0.5, 0.4, 0.1], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4]],
+]
+VOTES = [1.0, 2.0, 5.0]  # of 8: 0.125, 0.25, 0.625
+SOFT = {
+    # Sample 0, class 0: 0.125 * 0.6 + 0.25 * 0.2 + 0.625 * 0.5 = 0.4375, ...
+    "probabilities": [
+        [0.4375, 0.4625, 0.1],
+        [0.1625, 0.6375, 0.2],
+        [0.225, 0.25, 0.525],
+    ],
+    "class": [1, 1, 2],
+    "top_k_classes": [[1, 0, 2], [1, 2, 0], [2, 1, 0]],
+    "top_k_probabilities": [
+        [0.4625, 0.4375, 0.1],
+        [0.6375, 0.2, 0.1625],
+        [0.525, 0.25, 0.225],
+    ],
+    "members": np.transpose(MEMBERS, (1, 0, 2)),
+    # The first and the third say 0 of sample 0, the second 2 of sample 1.
+    "disagreement": [0.125 + 0.625, 0.25, 0.0],
+}
+HARD = {
+    "probabilities": [[0.75, 0.25, 0.0], [0.0, 0.75, 0.25], [0.0, 0.0, 1.0]],
+    "class": [0, 1, 2],
+    "top_k_classes": [[0, 1, 2], [1, 2, 0], [2, 0, 1]],
+    "top_k_probabilities": [[0.75, 0.25, 0.0], [0.75, 0.25, 0.0], [1, 0, 0]],
+    "members": SOFT["members"],
+    "disagreement": [0.25, 0.25, 0.0],
+}
+
+
+@pytest.mark.parametrize(
+    ("voting", "expected"), [("soft", SOFT), ("hard", HARD)]
+)
+def test_outputs_of_members_that_are_known(voting, expected):
+    found = answers(tables(MEMBERS, VOTES), voting=voting)
+    assert_answers(found, expected)
+    assert {name: str(array.dtype) for name, array in found.items()} == {
+        "probabilities": "float32",
+        "class": "int64",
+        "top_k_classes": "int64",
+        "top_k_probabilities": "float32",
+        "members": "float32",
+        "disagreement": "float32",
+    }
+
+
+@pytest.mark.parametrize("is_last", [False, True])
+def test_logits_become_probabilities_before_they_are_averaged(is_last):
+    # Shifted logits are the same probabilities, but not the same mean.
+    logits = np.log(MEMBERS) + np.array([0, 3, -1])[:, None, None]
+    ensemble = tables(logits, VOTES, from_logits=True)
+    if is_last:  # of one member too
+        ensemble = ensemble.take([30])
+        found = answers(ensemble, outputs="probabilities")
+        np.testing.assert_allclose(
+            found["probabilities"], MEMBERS[2], atol=1e-6
+        )
+    else:
+        assert_answers(answers(ensemble), SOFT)
+
+
+BINARY = [[[0.9], [0.4], [0.5], [0.1]], [[0.2], [0.6], [0.5], [0.3]]]
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_outputs_of_one_sigmoid(from_logits):
+    members = np.array(BINARY)
+    if from_logits:
+        members = np.log(members / (1 - members))
+    ensemble = tables(
+        members, [3.0, 1.0], is_binary=True, from_logits=from_logits
+    )
+    expected = {
+        # 0.75 * 0.9 + 0.25 * 0.2, ...; one half is not more than one half.
+        "probabilities": [[0.725], [0.45], [0.5], [0.15]],
+        "class": [1, 0, 0, 0],
+        "top_k_classes": [[1, 0], [0, 1], [0, 1], [0, 1]],
+        "top_k_probabilities": [
+            [0.725, 0.275],
+            [0.55, 0.45],
+            [0.5, 0.5],
+            [0.85, 0.15],
+        ],
+        "members": np.transpose(BINARY, (1, 0, 2)),
+        "disagreement": [0.25, 0.25, 0, 0],
+    }
+    assert_answers(answers(ensemble), expected)
+
+
+def test_hard_voting_of_one_sigmoid():
+    ensemble = tables(BINARY, [3.0, 1.0], is_binary=True)
+    found = answers(ensemble, voting="hard")
+    assert_answers(
+        found,
+        {
+            "probabilities": [[0.75], [0.25], [0.0], [0.0]],
+            "class": [1, 0, 0, 0],
+            "top_k_classes": [[1, 0], [0, 1], [0, 1], [0, 1]],
+            "top_k_probabilities": [[0.75, 0.25], [0.75, 0.25], [1, 0], [1, 0]],
+            "members": np.transpose(BINARY, (1, 0, 2)),
+            "disagreement": [0.25, 0.25, 0, 0],
+        },
+    )
+
+
+# Division by 1/4, 1/2, 1/4 is multiplication by 1, 1/2, 1, but for a factor
+# that goes with the division by the sum.
+PRIORS = [0.25, 0.5, 0.25]
+THRESHOLDED = {
+    # Sample 0: 0.4375, 0.4625 / 2, 0.1 of 0.76875, ...
+    "probabilities": np.array(
+        [[0.4375, 0.23125, 0.1], [0.1625, 0.31875, 0.2], [0.225, 0.125, 0.525]]
+    )
+    / [[0.76875], [0.68125], [0.875]],
+    "class": [0, 1, 2],
+    "top_k_classes": [[0, 1], [1, 2], [2, 0]],
+    "top_k_probabilities": np.array(
+        [[0.4375, 0.23125], [0.31875, 0.2], [0.525, 0.225]]
+    )
+    / [[0.76875], [0.68125], [0.875]],
+    "members": SOFT["members"],
+    # The second says 1 of sample 0 (0.2, 0.35, 0.1). Of sample 1 the first
+    # (0.2, 0.25, 0.3) and the second (0.3, 0.15, 0.4) say 2 now.
+    "disagreement": [0.25, 0.125 + 0.25, 0.0],
+}
+
+
+def test_outputs_follow_the_priors():
+    ensemble = tables(MEMBERS, VOTES)
+    for priors in (PRIORS, np.array([10, 20, 10])):
+        found = answers(ensemble, priors=priors, top_k=2)
+        assert_answers(found, THRESHOLDED)
+        assert found["probabilities"].dtype == np.float32
+    alone = answers(ensemble.take([10]), priors=PRIORS)
+    # 0.6, 0.3 / 2, 0.1 of 0.85
+    np.testing.assert_allclose(
+        alone["probabilities"][0], np.array([0.6, 0.15, 0.1]) / 0.85, atol=1e-6
+    )
+    assert not alone["disagreement"].any()
+
+
+def test_priors_of_one_sigmoid():
+    ensemble = tables(BINARY, [3.0, 1.0], is_binary=True)
+    # p / (1/4) to (1 - p) / (3/4): 3 p / (1 + 2 p)
+    second = np.array([2.175 / 2.45, 1.35 / 1.9, 1.5 / 2, 0.45 / 1.3])
+    expected = {
+        "probabilities": second[:, None],
+        "class": [1, 1, 1, 0],
+        "top_k_classes": [[1], [1], [1], [0]],
+        "top_k_probabilities": [*second[:3, None], [1 - second[3]]],
+        "members": np.transpose(BINARY, (1, 0, 2)),
+        # More than 1/4 is for class 1: all but 0.2 of sample 0 and 0.1 of 3.
+        "disagreement": [0.25, 0, 0, 0.25],
+    }
+    found = answers(ensemble, priors=[0.75, 0.25], top_k=1)
+    assert_answers(found, expected)
+
+
+def test_ties_go_to_the_lower_class():
+    # Of sample 0 both say the same; of sample 1 one says 2, the other 1.
+    members = [[[0.5, 0.5, 0], [0.25, 0, 0.75]], [[0.5, 0.5, 0], [0, 0.75, 0]]]
+    found = answers(tables(members, [2.0, 2.0]), voting="hard")
+    assert found["probabilities"].tolist() == [[1, 0, 0], [0, 0.5, 0.5]]
+    assert found["class"].tolist() == [0, 1]
+    assert found["top_k_classes"].tolist() == [[0, 1, 2], [1, 2, 0]]
+    assert found["disagreement"].tolist() == [0, 0.5]
+    found = answers(tables(members, [2.0, 2.0]))
+    assert found["class"].tolist() == [0, 1]  # 0.375 twice
+    assert found["top_k_classes"].tolist() == [[0, 1, 2], [1, 2, 0]]
+
+
+@pytest.mark.parametrize("voting", ["soft", "hard"])
+def test_one_member_never_disagrees(voting):
+    found = answers(tables(MEMBERS[:1], [0.3]), voting=voting)
+    expected = MEMBERS[0] if voting == "soft" else np.eye(3)
+    np.testing.assert_allclose(found["probabilities"], expected, atol=1e-6)
+    np.testing.assert_allclose(found["members"][:, 0], MEMBERS[0], atol=1e-6)
+    assert found["members"].shape == (3, 1, 3)
+    assert found["class"].tolist() == [0, 1, 2]
+    assert found["disagreement"].tolist() == [0, 0, 0]
+
+
+def test_top_k_is_at_most_the_number_of_classes():
+    ensemble = tables(MEMBERS, VOTES)
+    for given, used in ((1, 1), (2, 2), (3, 3), (4, 3), (1000, 3)):
+        graph = ServingGraph(ensemble, outputs=["top_k"], top_k=given)
+        found = outputs_of(graph, np.arange(3, dtype="int32"))
+        assert list(found) == ["top_k_classes", "top_k_probabilities"]
+        for name in found:
+            np.testing.assert_allclose(
+                found[name], np.array(SOFT[name])[:, :used], atol=1e-6
+            )
+
+
+def test_top_k_is_five_by_default():
+    members = np.resize([0.0, 0.01, 0.05], (1, 1, 51))  # many equal ones
+    found = answers(tables(members, [1.0]), outputs=["top_k"])
+    assert found["top_k_classes"].tolist() == [[2, 5, 8, 11, 14]]
+
+
+def test_class_names_take_the_place_of_numbers():
+    names = ["a cat", "größer", "猫"]
+    graph = ServingGraph(
+        tables(MEMBERS, VOTES), outputs=ALL, class_names=names, top_k=2
+    )
+    found = outputs_of(graph, np.arange(3, dtype="int32"))
+    texts = [name.encode() for name in names]
+    assert found["class"].tolist() == [texts[i] for i in (1, 1, 2)]
+    assert found["top_k_classes"].tolist() == [
+        [texts[i] for i in row] for row in ((1, 0), (1, 2), (2, 1))
+    ]
+    np.testing.assert_allclose(
+        found["probabilities"], SOFT["probabilities"], atol=1e-6
+    )
+    assert graph.metadata["labels"] == names
+    # Whoever compares wants numbers, from text or from bytes.
+    assert graph.class_numbers(found["top_k_classes"]).tolist() == [
+        [1, 0],
+        [1, 2],
+        [2, 1],
+    ]
+    unknown = np.array(["猫", "dog"], object)
+    assert graph.class_numbers(unknown).tolist() == [2, -1]
+
+
+def test_names_of_two_classes_with_one_output():
+    ensemble = tables(BINARY, [3.0, 1.0], is_binary=True)
+    found = answers(
+        ensemble, outputs=["class", "top_k"], class_names=["no", "yes"]
+    )
+    assert found["class"].tolist() == [b"yes", b"no", b"no", b"no"]
+    assert found["top_k_classes"][:2].tolist() == [
+        [b"yes", b"no"],
+        [b"no", b"yes"],
+    ]
+
+
+def test_class_names_may_be_numbers():
+    graph = ServingGraph(tables(MEMBERS, VOTES), class_names=[10, 20, 30])
+    assert graph.metadata["labels"] == ["10", "20", "30"]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "names"),
+    [
+        ("class", ["class"]),
+        (["disagreement", "probabilities"], ["probabilities", "disagreement"]),
+        (
+            reversed(ALL),
+            [
+                "probabilities",
+                "class",
+                "top_k_classes",
+                "top_k_probabilities",
+                "members",
+                "disagreement",
+            ],
+        ),
+    ],
+)
+def test_outputs_come_in_one_order_however_they_are_given(outputs, names):
+    graph = ServingGraph(tables(MEMBERS, VOTES), outputs=outputs)
+    assert graph.output_names == names
+    found = outputs_of(graph, np.arange(3, dtype="int32"))
+    assert list(found) == names
+    others = graph.function(["members", "class"]).python_function(tf.range(3))
+    assert set(others) == {"members", "class"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"outputs": []},
+            r"^Export: outputs=\[\]; choose, each once, from probabilities, "
+            r"class, top_k, members, disagreement\.$",
+        ),
+        ({"outputs": "logits"}, r"^Export: outputs=\['logits'\]; choose"),
+        ({"outputs": ["class", "scores"]}, r"outputs=\['class', 'scores'\];"),
+        ({"outputs": ["class", "class"]}, "each once"),
+        ({"outputs": ["top_k_classes"]}, r"outputs=\['top_k_classes'\];"),
+        ({"top_k": 0}, r"^Export: top_k=0; at least 1\.$"),
+        ({"top_k": -3}, r"^Export: top_k=-3; at least 1\.$"),
+        (
+            {"class_names": ["a", "b"]},
+            r"^Export: 2 class_names, 2 of them different, for 3 classes\.$",
+        ),
+        (
+            {"class_names": ["a", "b", "a"]},
+            r"^Export: 3 class_names, 2 of them different, for 3 classes\.$",
+        ),
+        ({"class_names": []}, "^Export: 0 class_names"),
+        ({"priors": [1, 1]}, r"^priors have the shape \(2,\), but there are 3"),
+        ({"priors": [1, 0, 1]}, "^priors must be positive .* class 1 has 0"),
+        ({"priors": PRIORS, "voting": "hard"}, "^priors are for voting='soft'"),
+        ({"voting": "loud"}, "^voting must be 'soft' or 'hard', not 'loud'"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        ServingGraph(tables(MEMBERS, VOTES), **options)
+
+
+# --- Inputs ---
+
+
+def softmax_model(inputs):
+    """Of inputs in any structure, all of which matter."""
+    flat = [
+        layers.Flatten()(keras.ops.cast(tensor, "float32"))
+        for tensor in keras.tree.flatten(inputs)
+    ]
+    joined = layers.Concatenate()(flat) if len(flat) > 1 else flat[0]
+    return keras.Model(inputs, layers.Dense(3, activation="softmax")(joined))
+
+
+def unnamed(*shape):
+    return keras.Input(shape)
+
+
+def named(name, *shape, **options):
+    return keras.Input(shape, name=name, **options)
+
+
+# What Keras says when a model is made with other names than its keys.
+other_keys = pytest.mark.filterwarnings("ignore:When providing `inputs` as a d")
+
+
+@other_keys
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: unnamed(4), ["input"]),
+        (lambda: named("image", 4), ["image"]),
+        (lambda: named("input", 4), ["input"]),
+        (lambda: [unnamed(4), unnamed(2)], ["input_0", "input_1"]),
+        (lambda: [named("left", 4), unnamed(2)], ["left", "input"]),
+        (
+            lambda: [unnamed(4), named("right", 2), unnamed(3)],
+            ["input_0", "right", "input_1"],
+        ),
+        # Keys are what clients know, and are taken in Keras' order.
+        (
+            lambda: {"b": named("first", 4), "a": named("second", 2)},
+            ["a", "b"],
+        ),
+        (lambda: {"age": unnamed(1)}, ["age"]),
+        (
+            lambda: [{"x": named("u", 2)}, [named("v", 1), named("w", 3)]],
+            ["u", "v", "w"],
+        ),
+        # What looks made up but is not stays what it is.
+        (lambda: named("keras_tensor_of_mine", 4), ["keras_tensor_of_mine"]),
+    ],
+)
+def test_inputs_have_the_names_of_the_user(make, names):
+    graph = ServingGraph(memory_ensemble(softmax_model(make()), [1.0, 2.0]))
+    assert list(graph.input_specs) == names
+    tensors = keras.tree.flatten(graph.model.input)
+    for name, tensor in zip(names, tensors, strict=True):
+        spec = graph.input_specs[name]
+        assert (spec.name, tuple(spec.shape)) == (name, tensor.shape)
+        assert spec.dtype == tf.float32
+    assert list(graph.samples(5)) == names
+
+
+@other_keys
+def test_each_input_is_connected_to_its_own():
+    inputs = {"b": named("first", 2), "a": named("second", 2)}
+    ensemble = memory_ensemble(softmax_model(inputs), [1.0, 2.0])
+    graph = ServingGraph(ensemble)
+    a, b = X[:, :2], X[:, 2:]
+    expected = ensemble.predict({"a": a, "b": b}, verbose=0)
+    found = outputs_of(graph, a, b)["probabilities"]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(
+        graph.reference({"a": a, "b": b})["probabilities"], expected, atol=1e-6
+    )
+    assert np.abs(outputs_of(graph, b, a)["probabilities"] - found).max() > 1e-3
+
+
+@pytest.mark.parametrize("input_name", [None, "image"])
+def test_input_of_a_sequential_model(input_name):
+    model = keras.Sequential(
+        [
+            keras.Input((4,), name=input_name),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    graph = ServingGraph(memory_ensemble(model, [1.0]))
+    assert list(graph.input_specs) == [input_name or "input"]
+
+
+def test_dtypes_of_inputs_are_kept():
+    inputs = {
+        "pixels": named("pixels", 2, dtype="uint8"),
+        "flags": named("flags", 3, dtype="bool"),
+        "item": named("item", dtype="int64"),
+        "length": named("length", None, 1),
+    }
+    length = keras.ops.mean(inputs["length"], axis=1)
+    joined = keras.ops.concatenate(
+        [
+            keras.ops.cast(inputs["pixels"], "float32"),
+            keras.ops.cast(inputs["flags"], "float32"),
+            keras.ops.cast(inputs["item"], "float32")[:, None],
+            length,
+        ],
+        axis=1,
+    )
+    model = keras.Model(inputs, layers.Dense(3, activation="softmax")(joined))
+    specs = ServingGraph(memory_ensemble(model, [1.0])).input_specs
+    assert {
+        name: (s.shape.as_list(), s.dtype) for name, s in specs.items()
+    } == {
+        "flags": ([None, 3], tf.bool),
+        "item": ([None], tf.int64),
+        "length": ([None, None, 1], tf.float32),
+        "pixels": ([None, 2], tf.uint8),
+    }
+
+
+@pytest.mark.parametrize("name", ["members", "class", "top_k_classes"])
+def test_one_name_for_an_input_and_an_output_is_refused(name):
+    model = softmax_model(named(name, 4))
+    ensemble = memory_ensemble(model, [1.0])
+    with pytest.raises(
+        ValueError,
+        match=rf"^Export: {name} would be the name of both an input and an "
+        r'output\. Give `inputs=keras\.Input\(\.\.\., name="another"\)`\.$',
+    ):
+        ServingGraph(ensemble, outputs=ALL)
+    # It is fine where there is no such output, and with another name.
+    ServingGraph(ensemble)
+    graph = ServingGraph(ensemble, outputs=ALL, inputs=named("another", 4))
+    assert list(graph.input_specs) == ["another"]
+
+
+def test_an_input_called_probabilities_is_refused():
+    ensemble = memory_ensemble(softmax_model(named("probabilities", 4)), [1.0])
+    with pytest.raises(ValueError, match="^Export: probabilities would be the"):
+        ServingGraph(ensemble)
+
+
+@pytest.mark.parametrize("name", ["stack", "vote_0"])
+def test_an_input_may_be_called_like_a_layer_of_the_merged_model(name):
+    ensemble = memory_ensemble(softmax_model(named(name, 4)), [1.0])
+    assert list(ServingGraph(ensemble).input_specs) == [name]
+
+
+def test_an_input_called_input_beside_one_without_a_name():
+    model = softmax_model([named("input", 4), unnamed(2)])
+    specs = ServingGraph(memory_ensemble(model, [1.0])).input_specs
+    assert [tuple(spec.shape) for spec in specs.values()] == [
+        (None, 4),
+        (None, 2),
+    ]
+
+
+# --- preprocess and inputs ---
+
+
+def image_ensemble():
+    """Takes (2, 2) images of floats around zero."""
+    model = keras.Sequential(
+        [
+            keras.Input((2, 2), name="image"),
+            layers.Flatten(),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    return memory_ensemble(model, [1.0, 2.0])
+
+
+PIXELS = np.random.default_rng(3).integers(0, 256, (6, 2, 2)).astype("uint8")
+
+
+def scaled():
+    return PIXELS.astype("float32") / 100 - 1
+
+
+def scaling(**options):
+    return layers.Rescaling(1 / 100, offset=-1, **options)
+
+
+def sequential_scaling():
+    return keras.Sequential(
+        [keras.Input((2, 2), dtype="uint8", name="bytes"), scaling()]
+    )
+
+
+def functional_scaling():
+    inputs = keras.Input((2, 2), dtype="uint8", name="raw")
+    return keras.Model(inputs, scaling()(inputs))
+
+
+def flat_scaling():
+    """From another shape."""
+    inputs = keras.Input((4,), dtype="uint8", name="flat")
+    return keras.Model(inputs, layers.Reshape((2, 2))(scaling()(inputs)))
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "name", "dtype"),
+    [
+        # A layer alone does not say what it takes: what the model takes.
+        (scaling, (2, 2), "image", tf.float32),
+        (sequential_scaling, (2, 2), "bytes", tf.uint8),
+        (functional_scaling, (2, 2), "raw", tf.uint8),
+        (flat_scaling, (4,), "flat", tf.uint8),
+    ],
+)
+def test_preprocess_is_put_in_front(make, shape, name, dtype):
+    ensemble = image_ensemble()
+    expected = ensemble.predict(scaled(), verbose=0)
+    graph = ServingGraph(ensemble, preprocess=make())
+    [(found, spec)] = graph.input_specs.items()
+    assert (found, spec.dtype) == (name, dtype)
+    assert tuple(spec.shape) == (None, *shape)
+    arrays = PIXELS.reshape(-1, *shape).astype(dtype.as_numpy_dtype)
+    outputs = outputs_of(graph, arrays)
+    np.testing.assert_allclose(outputs["probabilities"], expected, atol=1e-6)
+    reference = graph.reference({name: arrays})
+    np.testing.assert_allclose(reference["probabilities"], expected, atol=1e-6)
+    assert graph.metadata["has_preprocess"] is True
+
+
+def test_inputs_say_what_a_layer_as_preprocess_takes():
+    ensemble = image_ensemble()
+    graph = ServingGraph(
+        ensemble,
+        preprocess=scaling(),
+        inputs=keras.Input((2, 2), dtype="uint8", name="photo"),
+    )
+    assert graph.input_specs["photo"].dtype == tf.uint8
+    np.testing.assert_allclose(
+        outputs_of(graph, PIXELS)["probabilities"],
+        ensemble.predict(scaled(), verbose=0),
+        atol=1e-6,
+    )
+
+
+class WithoutTraining(keras.layers.Layer):
+    """Its `call` has no argument `training`."""
+
+    def call(self, x):
+        return 2 * x
+
+
+class OnlyInference(keras.layers.Layer):
+    """Does something else while a model is trained."""
+
+    def call(self, x, training=None):
+        return x * 0 if training else 2 * x
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        WithoutTraining,
+        OnlyInference,
+        lambda: keras.layers.Lambda(lambda x: 2 * x),
+        lambda: keras.Sequential([OnlyInference(), keras.layers.Dropout(0.9)]),
+    ],
+)
+def test_preprocess_is_called_as_for_prediction(make):
+    ensemble = memory_ensemble(dense_model(), [1.0, 2.0])
+    graph = ServingGraph(ensemble, preprocess=make())
+    expected = ensemble.predict(2 * X, verbose=0)
+    found = outputs_of(graph, X)["probabilities"]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(
+        graph.reference({"input": X})["probabilities"], expected, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("structure", [list, dict])
+def test_preprocess_of_a_model_with_several_inputs(structure):
+    # One input from the client, two for the model.
+    parts = {"left": named("left", 2), "right": named("right", 2)}
+    if structure is list:
+        parts = list(parts.values())
+    ensemble = memory_ensemble(softmax_model(parts), [1.0, 2.0])
+    whole = keras.Input((4,), name="whole")
+    halves = [whole[:, :2] * 3, whole[:, 2:] + 1]
+    given = [3 * X[:, :2], X[:, 2:] + 1]
+    if structure is dict:
+        halves = dict(zip(("left", "right"), halves, strict=True))
+        given = dict(zip(("left", "right"), given, strict=True))
+    graph = ServingGraph(ensemble, preprocess=keras.Model(whole, halves))
+    assert list(graph.input_specs) == ["whole"]
+    expected = ensemble.predict(given, verbose=0)
+    found = outputs_of(graph, X)["probabilities"]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(
+        graph.reference({"whole": X})["probabilities"], expected, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("preprocess", "kind"),
+    [
+        (np.tanh, "ufunc"),
+        (lambda x: x, "function"),
+        ("model.keras", "str"),
+        (keras.layers.Rescaling, "type"),
+    ],
+)
+def test_preprocess_that_is_no_layer_is_refused(preprocess, kind):
+    with pytest.raises(
+        ValueError,
+        match=r"^Export: preprocess must be a Keras layer or model, not "
+        rf"{kind}\. Wrap a function: keras\.layers\.Lambda\(function\)\.$",
+    ):
+        ServingGraph(tables(MEMBERS, VOTES), preprocess=preprocess)
+
+
+def wrong_shape():
+    inputs = keras.Input((7,))
+    return keras.Model(inputs, layers.Reshape((7, 1))(inputs))
+
+
+def two_outputs():
+    inputs = keras.Input((2, 2))
+    return keras.Model(inputs, [inputs * 1, inputs * 2])
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        (lambda: {"preprocess": wrong_shape()}, "(None, 7, 1)"),
+        (lambda: {"preprocess": layers.Flatten()}, "(None, 4)"),
+        (
+            lambda: {"preprocess": two_outputs()},
+            "(None, 2, 2), (None, 2, 2)",
+        ),
+        (lambda: {"inputs": keras.Input((2, 3))}, "(None, 2, 3)"),
+        (lambda: {"inputs": keras.Input((4,))}, "(None, 4)"),
+        (
+            lambda: {"inputs": [keras.Input((2, 2)), keras.Input((2, 2))]},
+            "(None, 2, 2), (None, 2, 2)",
+        ),
+    ],
+)
+def test_shapes_that_the_model_cannot_take_are_refused(options, given):
+    with pytest.raises(
+        ValueError,
+        match=r"^Export: the model takes inputs of shape \[\(None, 2, 2\)\], "
+        rf"but `preprocess` or `inputs` give it \[{re.escape(given)}\]\.$",
+    ):
+        ServingGraph(image_ensemble(), **options())
+
+
+def test_open_dimensions_take_what_is_given():
+    inputs = keras.Input((None, 2), name="sequence")
+    pooled = layers.GlobalAveragePooling1D()(inputs)
+    model = keras.Model(inputs, layers.Dense(3, activation="softmax")(pooled))
+    ensemble = memory_ensemble(model, [1.0, 2.0])
+    assert ServingGraph(ensemble).input_specs["sequence"].shape[1] is None
+    graph = ServingGraph(ensemble, inputs=keras.Input((5, 2), name="five"))
+    assert graph.input_specs["five"].shape.as_list() == [None, 5, 2]
+
+
+@keras.saving.register_keras_serializable("test_graph")
+class Subclassed(keras.Model):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.last = layers.Dense(3, activation="softmax")
+
+    def call(self, x):
+        return self.last(x)
+
+
+def test_subclassed_model_needs_inputs():
+    model = Subclassed()
+    model(X)
+    run = MemoryRun(header(dense_model()))
+    for step, vote in ((1, 1.0), (2, 2.0)):
+        model.set_weights([w + step for w in model.get_weights()])
+        model.last.bias.assign([0.1 * step, 0.0, -0.2 * step])
+        record = {"step": step, "vote": vote, "is_final": False}
+        run.add_round(record, np.ones(8, dtype=bool), model)
+    ensemble = CheckpointEnsemble(run, model)
+    with pytest.raises(
+        ValueError,
+        match=r"^Subclassed is subclassed, so its inputs are not known\. Pass "
+        r"them: inputs=keras\.Input\(\.\.\.\)\.$",
+    ):
+        ServingGraph(ensemble)
+    graph = ServingGraph(ensemble, inputs=keras.Input((4,), name="row"))
+    assert list(graph.input_specs) == ["row"]
+    np.testing.assert_allclose(
+        outputs_of(graph, X)["probabilities"],
+        ensemble.predict(X, verbose=0),
+        atol=1e-6,
+    )
+
+
+def test_model_that_keras_cannot_copy_is_refused():
+    model = Undescribed([layers.Dense(3, activation="softmax")])
+    model(X)
+    run = MemoryRun(header(dense_model()))
+    record = {"step": 1, "vote": 1.0, "is_final": False}
+    run.add_round(record, np.ones(8, dtype=bool), model)
+    with pytest.raises(ValueError, match="^Keras cannot copy Undescribed"):
+        ServingGraph(CheckpointEnsemble(run, model), inputs=keras.Input((4,)))
+
+
+# --- sample_data ---
+
+
+def test_samples_are_the_first_of_the_users_data():
+    graph = ServingGraph(
+        memory_ensemble(dense_model(), [1.0]), sample_data=X.astype("float64")
+    )
+    found = graph.samples(5)
+    assert list(found) == ["input"]
+    assert found["input"].dtype == np.float32
+    np.testing.assert_array_equal(found["input"], X[:5])
+    assert len(graph.samples(1000)["input"]) == len(X)
+
+
+def test_samples_are_made_up_without_data():
+    graph = ServingGraph(memory_ensemble(dense_model(), [1.0]))
+    found = graph.samples(5)["input"]
+    assert (found.shape, found.dtype) == ((5, 4), np.float32)
+    np.testing.assert_array_equal(graph.samples(5)["input"], found)
+
+
+def two_inputs(structure):
+    inputs = [named("upper", 4), named("lower", 2)]
+    if structure is dict:
+        inputs = {"b": named("b", 4), "a": named("a", 2)}
+    return softmax_model(structure(inputs))
+
+
+@pytest.fixture(scope="module")
+def graphs():
+    """Of models that differ in what they take; none is changed."""
+    keras.utils.set_random_seed(0)
+    models = {
+        "one": dense_model(),
+        "text": text_model(),
+        **{kind: two_inputs(kind) for kind in (list, tuple, dict)},
+    }
+    return {
+        name: ServingGraph(memory_ensemble(model, [1.0, 2.0]))
+        for name, model in models.items()
+    }
+
+
+UPPER, LOWER = X, -X[:, :2]
+
+
+@pytest.mark.parametrize(
+    ("structure", "data", "expected"),
+    [
+        (list, [UPPER, LOWER], {"upper": UPPER, "lower": LOWER}),
+        (list, (UPPER, LOWER), {"upper": UPPER, "lower": LOWER}),
+        (tuple, [UPPER, LOWER], {"upper": UPPER, "lower": LOWER}),
+        # By name, whatever the structure and the order.
+        (
+            list,
+            {"lower": LOWER, "upper": UPPER},
+            {"upper": UPPER, "lower": LOWER},
+        ),
+        (dict, {"b": UPPER, "a": LOWER}, {"a": LOWER, "b": UPPER}),
+        (dict, [LOWER, UPPER], {"a": LOWER, "b": UPPER}),
+    ],
+)
+def test_data_in_the_structure_of_the_inputs(graphs, structure, data, expected):
+    found = by_name(graphs[structure], data)
+    assert list(found) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        X.tolist(),
+        [list(row) for row in X],
+        {"input": X},
+        tf.constant(X),
+    ],
+)
+def test_data_of_a_single_input(graphs, data):
+    found = by_name(graphs["one"], data)["input"]
+    assert (found.dtype, found.shape) == (np.float32, X.shape)
+    np.testing.assert_array_equal(found, X)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["red blue", "grün"],
+        ("red blue", "grün"),
+        np.array(["red blue", "grün"]),
+        np.array(["red blue", "grün"], object),
+        tf.constant(["red blue", "grün"]),
+        {"input": ["red blue", "grün"]},
+    ],
+)
+def test_texts_as_data(graphs, texts):
+    found = by_name(graphs["text"], texts)["input"]
+    assert (found.dtype, found.shape) == (object, (2,))
+    assert [tf.compat.as_str(text) for text in found] == ["red blue", "grün"]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            tf.data.Dataset.from_tensor_slices(X).batch(4),
+            r"^Export: sample and calibration data are arrays of inputs, in "
+            r"the structure that the model is called with, not a "
+            r"tf\.data\.Dataset\. Take some batches: "
+            r"next\(iter\(dataset\.batch\(64\)\)\)\.$",
+        ),
+        (
+            [UPPER],
+            r"^Export: the data have 1 arrays, but the graph has 2 inputs "
+            r"\(upper, lower\)\.$",
+        ),
+        (
+            [UPPER, LOWER, LOWER],
+            "^Export: the data have 3 arrays, but .* 2 inp",
+        ),
+        ({"upper": UPPER}, "^Export: the data have 1 arrays"),
+        (UPPER, "^Export: the data have 1 arrays"),
+        (
+            [LOWER, UPPER],
+            r"^Export: data for the input 'upper' have the shape \(12, 2\); "
+            r"the graph takes \(None, 4\)\.$",
+        ),
+        ([UPPER, LOWER[0]], r"'lower' have the shape \(2,\); .* \(None, 2\)"),
+        (
+            [UPPER, LOWER[:3]],
+            r"^Export: the data need the same number of samples, at least one, "
+            r"for every input\.$",
+        ),
+        ([UPPER[:0], LOWER[:0]], "^Export: the data need .* at least one"),
+        ([UPPER[:0], LOWER], "^Export: the data need the same number"),
+    ],
+)
+def test_data_that_do_not_fit_are_refused(graphs, data, message):
+    with pytest.raises(ValueError, match=message):
+        by_name(graphs[list], data)
+
+
+@pytest.mark.parametrize("data", [X[0], 1.0, X[None], X[:, :3], [], X[:0]])
+def test_data_of_one_input_that_do_not_fit_are_refused(graphs, data):
+    with pytest.raises(
+        ValueError, match="^Export: (data for the input 'input' |the data need)"
+    ):
+        by_name(graphs["one"], data)
+
+
+def test_a_graph_is_not_made_with_data_that_do_not_fit():
+    with pytest.raises(ValueError, match="^Export: data for the input 'sample"):
+        ServingGraph(tables(MEMBERS, VOTES), sample_data=X)
+
+
+# --- Precision ---
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision_is_computed_in_float32(policy):
+    keras.config.set_dtype_policy(policy)
+    model = dense_model()
+    ensemble = memory_ensemble(model, [1.0, 3.0])
+    keras.config.set_dtype_policy("float32")
+    graph = ServingGraph(ensemble, outputs=["probabilities", "members"])
+    members = []
+    for member in ensemble.member_models():
+        w, b, v, c = (np.float64(a) for a in member.get_weights())
+        scores = np.exp(np.maximum(X @ w + b, 0) @ v + c)
+        members.append(scores / scores.sum(axis=1, keepdims=True))
+    found = outputs_of(graph, X)
+    assert {array.dtype for array in found.values()} == {np.dtype("float32")}
+    # Half precision is off by 1e-3.
+    np.testing.assert_allclose(
+        found["members"], np.stack(members, axis=1), rtol=0, atol=1e-6
+    )
+    expected = 0.25 * members[0] + 0.75 * members[1]
+    np.testing.assert_allclose(
+        found["probabilities"], expected, rtol=0, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        graph.reference({"input": X})["probabilities"], expected, atol=1e-6
+    )
+    # The user's ensemble goes on as it was.
+    assert np.abs(ensemble.predict(X, verbose=0) - expected).max() > 1e-5
+
+
+# --- Names of layers, metadata, reference ---
+
+
+def test_nodes_belong_to_layers_of_the_user():
+    inputs = keras.Input((4,), name="row")
+    block = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(4, name="inner")], name="block"
+    )
+    x = layers.Dense(4, name="hidden", activation="tanh")(block(inputs))
+    x = layers.Dense(3, name="shared_head", activation="softmax")(x)
+    ensemble = memory_ensemble(keras.Model(inputs, x), [1.0, 2.0])
+    graph = ServingGraph(
+        ensemble, preprocess=layers.Rescaling(2.0, name="front")
+    )
+    traced = graph.function().get_concrete_function(*graph.input_specs.values())
+    owners = {
+        (node.op, graph.layer_of(node.name))
+        for node in traced.graph.as_graph_def().node
+        if node.op in ("MatMul", "Tanh", "Softmax")
+    }
+    assert owners == {
+        ("MatMul", "block_inner"),
+        ("MatMul", "hidden"),
+        ("MatMul", "shared_head"),
+        ("Tanh", "hidden"),
+        ("Softmax", "shared_head"),
+    }
+    assert graph.layer_of("checkpoint_ensemble_1/front_1/mul") == "front"
+    assert graph.layer_of("a/node/of/none") == "a/node/of/none"
+
+
+def test_a_number_of_keras_and_one_of_tensorflow():
+    graph = ServingGraph(memory_ensemble(dense_model(), [1.0, 2.0]))
+    assert graph.layer_of("x/member_1_dense_1_1/MatMul") == "dense_1"
+
+
+def test_nodes_belong_to_layers_that_keras_numbered():
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(4, activation="tanh"),
+            layers.Dense(4, activation="relu"),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    graph = ServingGraph(memory_ensemble(model, [1.0, 2.0]))
+    traced = graph.function().get_concrete_function(*graph.input_specs.values())
+    owners = {
+        (node.op, graph.layer_of(node.name))
+        for node in traced.graph.as_graph_def().node
+        if node.op in ("Tanh", "Relu", "Softmax")
+    }
+    assert owners == {
+        ("Tanh", "dense"),
+        ("Relu", "dense_1"),
+        ("Softmax", "dense_2"),
+    }
+
+
+def test_layers_that_members_share_have_the_users_name_too():
+    model = dense_model()
+    ensemble = memory_ensemble(model, [1.0])
+    ensemble = CheckpointEnsemble(ensemble._run, model, [1, 1])
+    graph = ServingGraph(ensemble)
+    names = [operation.name for operation in graph.model.operations]
+    assert "shared_dense" in names
+    assert graph.layer_of("x/shared_dense_2/MatMul") == "dense"
+
+
+def test_name_of_a_preprocess_layer_is_not_cut():
+    graph = ServingGraph(
+        tables(MEMBERS, VOTES),
+        preprocess=layers.Identity(name="shared_lookup", dtype="int32"),
+    )
+    assert graph.layer_of("x/shared_lookup_1/Cast") == "shared_lookup"
+
+
+def test_metadata():
+    graph = ServingGraph(
+        tables(MEMBERS, VOTES),
+        outputs=["disagreement", "top_k"],
+        top_k=50,
+        voting="hard",
+    )
+    assert graph.metadata == {
+        "cbnn_keras_version": __version__,
+        "members": [10, 20, 30],
+        "votes": [1.0, 2.0, 5.0],
+        "voting": "hard",
+        "priors": None,
+        "num_classes": 3,
+        "labels": None,
+        "outputs": ["top_k", "disagreement"],
+        "top_k": 3,
+        "has_preprocess": False,
+    }
+    texts = metadata_as_text(graph.metadata)
+    assert texts["members"] == "[10, 20, 30]"
+    assert texts["labels"] == "null"
+    assert texts["voting"] == '"hard"'
+
+
+def test_metadata_hold_the_shares_of_the_classes():
+    for priors in (PRIORS, [1, 2, 1], np.array([10, 20, 10], "uint8")):
+        graph = ServingGraph(tables(MEMBERS, VOTES), priors=priors)
+        assert graph.metadata["priors"] == PRIORS
+        assert metadata_as_text(graph.metadata)["priors"] == str(PRIORS)
+
+
+def test_metadata_of_two_classes():
+    ensemble = tables(BINARY, [3.0, 1.0], is_binary=True)
+    graph = ServingGraph(ensemble, class_names=("no", "yes"))
+    assert graph.metadata["num_classes"] == 2
+    assert graph.metadata["labels"] == ["no", "yes"]
+    assert graph.metadata["top_k"] == 2
+
+
+def test_reference_knows_nothing_of_the_merged_model():
+    ensemble = memory_ensemble(dense_model(), [1.0, 2.0])
+    expected = ensemble.predict(X, verbose=0)
+    members = list(ensemble.member_probabilities(X, verbose=0))
+    graph = ServingGraph(ensemble)
+    for weight in graph.model.weights:
+        weight.assign(keras.ops.zeros_like(weight))
+    assert np.ptp(outputs_of(graph, X)["probabilities"]) == 0
+    reference = graph.reference({"input": X})
+    np.testing.assert_allclose(
+        reference["probabilities"], expected, rtol=0, atol=1e-7
+    )
+    np.testing.assert_allclose(
+        reference["members"], np.stack(members, axis=1), rtol=0, atol=1e-7
+    )
+    np.testing.assert_array_equal(reference["class"], expected.argmax(axis=1))
+    np.testing.assert_array_equal(
+        reference["columns"], reference["probabilities"]
+    )
+
+
+def test_reference_has_both_columns_of_one_sigmoid():
+    ensemble = tables(BINARY, [3.0, 1.0], is_binary=True)
+    found = ServingGraph(ensemble).reference({"sample": np.arange(4)})
+    np.testing.assert_allclose(
+        found["columns"],
+        [[0.275, 0.725], [0.55, 0.45], [0.5, 0.5], [0.85, 0.15]],
+        atol=1e-6,
+    )
+
+
+def test_function_takes_the_place_of_weights():
+    """As for models so large that their weights go another way."""
+    ensemble = memory_ensemble(dense_model(), [1.0, 2.0])
+    graph = ServingGraph(ensemble)
+    weights = graph.model.weights[:2]
+    values = [np.array(weight) for weight in weights]
+    expected = ensemble.predict(X, verbose=0)
+    for weight in weights:
+        weight.assign(keras.ops.zeros_like(weight))
+    function = graph.function(weights=weights)
+    found = function(tf.constant(X), *map(tf.constant, values))
+    np.testing.assert_allclose(found["probabilities"], expected, atol=1e-6)
+    # The variables are left alone.
+    assert not np.any(np.array(weights[0]))
+
+
+@keras.saving.register_keras_serializable("test_graph")
+class Compiled(keras.layers.Layer):
+    """Calls a function of its own, as Keras' grouped convolutions do."""
+
+    def call(self, x):
+        return tf.function(tf.sinh)(x)
+
+
+def test_a_traced_graph_calls_no_other():
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            Compiled(name="compiled"),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    graph = ServingGraph(memory_ensemble(model, [1.0, 2.0]))
+    traced = trace(graph.function(), list(graph.input_specs.values()))
+    definition = traced.graph.as_graph_def()
+    assert not definition.library.function
+    [node] = [node for node in definition.node if node.op == "Sinh"]
+    assert graph.layer_of(node.name) == "compiled"
+    assert not tf.config.functions_run_eagerly()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_tracing_leaves_tensorflow_as_it_was(before):
+    def fails(x):
+        raise ZeroDivisionError
+
+    tf.config.run_functions_eagerly(before)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            trace(tf.function(fails, autograph=False), [tf.TensorSpec([None])])
+        assert tf.config.functions_run_eagerly() is before
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+def test_ensemble_is_left_as_it_was():
+    model = dense_model()
+    ensemble = memory_ensemble(model, [1.0, 2.0])
+    names = [layer.name for layer in model.layers]
+    before = [weight.tobytes() for weight in model.get_weights()]
+    graph = ServingGraph(ensemble, preprocess=layers.Rescaling(2.0))
+    graph.reference(graph.samples(3))
+    assert [weight.tobytes() for weight in model.get_weights()] == before
+    assert [layer.name for layer in model.layers] == names

@@ -1,0 +1,441 @@
+"""Tests of inputs that are made up from what a model's layers expect."""
+
+import keras
+import numpy as np
+import pytest
+from helpers import memory_ensemble, text_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cbnn_keras.export.graph import ServingGraph
+from cbnn_keras.export.made_up_inputs import plausible_inputs
+
+layers = keras.layers
+NUM = 200  # enough for every one of a few values to occur
+
+
+def model_of(*parts, shape=(3,), dtype="float32"):
+    """A Functional model of layers one after the other."""
+    inputs = keras.Input(shape, dtype=dtype)
+    x = inputs
+    for part in parts:
+        x = part(x)
+    return keras.Model(inputs, x)
+
+
+def made_up(model, num=NUM):
+    """For a model with one input; the model must be able to take it."""
+    [array] = plausible_inputs(model, num)
+    outputs = keras.ops.convert_to_numpy(model(keras.ops.array(array)))
+    assert len(outputs) == num
+    assert np.isfinite(outputs).all()
+    return array
+
+
+def values(array):
+    return set(array.ravel().tolist())
+
+
+# --- By what reads them ---
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "float32"])
+def test_embedding_takes_integers_below_its_size(dtype):
+    found = made_up(model_of(layers.Embedding(7, 2), dtype=dtype))
+    assert (found.dtype, found.shape) == (np.dtype(dtype), (NUM, 3))
+    assert values(found) == set(range(7))
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    size=st.integers(1, 70_000),
+    num=st.integers(1, 40),
+    dtype=st.sampled_from(["int32", "int64", "float32"]),
+)
+def test_every_index_is_one_of_the_embedding(size, num, dtype):
+    inputs = keras.Input((2,), dtype=dtype)
+    model = keras.Model(inputs, layers.Embedding(size, 1)(inputs))
+    [found] = plausible_inputs(model, num)
+    assert (found.shape, found.dtype) == ((num, 2), np.dtype(dtype))
+    assert ((found >= 0) & (found < size)).all()
+    np.testing.assert_array_equal(found, found.astype("int64"))
+
+
+def test_embedding_behind_layers_without_weights():
+    model = model_of(
+        layers.Reshape((3, 1)),
+        layers.Flatten(),
+        layers.Dropout(0.5),
+        layers.Embedding(5, 2),
+        dtype="int32",
+    )
+    assert values(made_up(model)) == set(range(5))
+
+
+def test_embedding_within_a_model():
+    inner = keras.Sequential(
+        [keras.Input((3,), dtype="int32"), layers.Embedding(5, 2)]
+    )
+    assert values(made_up(model_of(inner, dtype="int32"))) == set(range(5))
+
+
+def test_embedding_behind_a_model_without_weights():
+    """As `preprocess` that only brings inputs into another shape."""
+    front = keras.Sequential([keras.Input((3, 1)), layers.Flatten()])
+    model = model_of(front, layers.Embedding(5, 2), shape=(3, 1))
+    assert values(made_up(model)) == set(range(5))
+
+
+@pytest.mark.filterwarnings("ignore:.*does not support masking")
+def test_model_within_that_is_called_with_a_mask():
+    inner = keras.Sequential([keras.Input((3, 2)), layers.Rescaling(0.1)])
+    found = made_up(model_of(layers.Masking(), inner, shape=(3, 2)))
+    assert 5 < found.max() <= 10
+
+
+@keras.saving.register_keras_serializable("test_samples")
+class Tokens(keras.layers.Layer):
+    """A layer of the user around an embedding."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.embedding = layers.Embedding(5, 2)
+
+    def build(self, shape):
+        self.embedding.build(shape)
+
+    def call(self, x):
+        return keras.ops.mean(self.embedding(x), axis=1)
+
+    def compute_output_shape(self, shape):
+        return (shape[0], 2)
+
+
+@keras.saving.register_keras_serializable("test_samples")
+class Classifier(keras.Model):
+    """A model of the user around that."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.tokens = Tokens()
+        self.last = layers.Dense(3, activation="softmax")
+
+    def call(self, x):
+        return self.last(self.tokens(x))
+
+
+@pytest.mark.parametrize("make", [Tokens, Classifier])
+@pytest.mark.parametrize("dtype", ["int32", "float32"])
+def test_embedding_within_a_class_of_the_user(make, dtype):
+    found = made_up(model_of(make(), dtype=dtype))
+    assert values(found) == set(range(5))
+
+
+def test_category_encoding_takes_integers_below_its_size():
+    encoding = layers.CategoryEncoding(6, output_mode="multi_hot")
+    assert values(made_up(model_of(encoding, dtype="int32"))) == set(range(6))
+
+
+def test_integer_lookup_takes_integers():
+    lookup = layers.IntegerLookup(vocabulary=[1, 2, 30], output_mode="count")
+    found = made_up(model_of(lookup, dtype="int64"))
+    assert found.dtype == np.int64
+    assert {1, 2} <= values(found)  # known ones too
+    assert found.min() >= 0
+
+
+def test_string_lookup_takes_its_words():
+    lookup = layers.StringLookup(
+        vocabulary=["red", "green", "blue"], output_mode="count"
+    )
+    found = made_up(model_of(lookup, dtype="string"))
+    assert (found.dtype, found.shape) == (object, (NUM, 3))
+    assert {"green", "blue"} <= values(found) <= {"red", "green", "blue"}
+
+
+def test_text_vectorization_takes_its_words():
+    found = made_up(model_of(text_model(), shape=(), dtype="string"))
+    assert found.shape == (NUM,)
+    assert values(found) == {"red", "green", "blue"}
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_text_vectorization_of_texts_in_a_column(shape):
+    vectorize = layers.TextVectorization(
+        vocabulary=["red", "blue"], output_sequence_length=2
+    )
+    found = made_up(model_of(vectorize, shape=shape, dtype="string"))
+    assert found.shape == (NUM, *shape)
+    assert values(found) == {"red", "blue"}
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (
+            lambda: layers.StringLookup(
+                vocabulary=["red"], output_mode="multi_hot"
+            ),
+            {"red"},
+        ),
+        (
+            lambda: layers.StringLookup(
+                vocabulary=["red", "blue"],
+                num_oov_indices=0,
+                output_mode="multi_hot",
+            ),
+            {"red", "blue"},
+        ),
+        (
+            lambda: layers.TextVectorization(
+                vocabulary=["red"], output_mode="multi_hot"
+            ),
+            {"red"},
+        ),
+    ],
+)
+def test_no_word_of_a_small_vocabulary_is_left_out(make, words):
+    shape = (3,) if "Lookup" in type(make()).__name__ else ()
+    found = made_up(model_of(make(), shape=shape, dtype="string"))
+    assert values(found) == words
+
+
+def test_words_that_are_hashed():
+    model = model_of(layers.Hashing(5), layers.Embedding(5, 2), dtype="string")
+    assert made_up(model).dtype == object
+
+
+def test_integer_lookup_that_knows_no_others():
+    lookup = layers.IntegerLookup(
+        vocabulary=[10, 20, 30], num_oov_indices=0, output_mode="multi_hot"
+    )
+    assert values(made_up(model_of(lookup, dtype="int64"))) == {10, 20, 30}
+
+
+def test_normalization_takes_what_it_normalises():
+    means, deviations = np.array([100.0, -3.0]), np.array([10.0, 0.5])
+    layer = layers.Normalization(mean=means, variance=deviations**2)
+    found = made_up(model_of(layer, shape=(2,)), 2000)
+    assert found.dtype == np.float32
+    # Means of 2000 have deviations 45 times smaller.
+    np.testing.assert_allclose(found.mean(axis=0), means, atol=1)
+    np.testing.assert_allclose(found.std(axis=0), deviations, rtol=0.1)
+
+
+def test_normalization_that_was_adapted():
+    layer = layers.Normalization(axis=None)
+    layer.adapt(np.random.default_rng(0).normal(50, 4, (500, 3)))
+    found = made_up(model_of(layer), 2000)
+    assert abs(found.mean() - 50) < 1
+    assert abs(found.std() - 4) < 0.4
+
+
+@pytest.mark.parametrize(
+    ("scale", "offset", "low", "high"),
+    [
+        # To 0 ... 1, or to -1 ... 1 with an offset below 0.
+        (1 / 255, 0.0, 0, 255),
+        (1 / 127.5, -1.0, 0, 255),
+        ([0.5, 2.0, 1.0], [0.0, 1.0, -2.0], [0, -0.5, 1], [2, 0, 3]),
+    ],
+)
+def test_rescaling_takes_what_it_scales_to_about_one(scale, offset, low, high):
+    found = made_up(model_of(layers.Rescaling(scale, offset=offset)))
+    assert found.dtype == np.float32
+    width = np.subtract(high, low)
+    assert (found >= low).all()
+    assert (found <= high).all()
+    assert (found.min(axis=0) < low + 0.05 * width).all()
+    assert (found.max(axis=0) > high - 0.05 * width).all()
+
+
+def test_the_first_reader_on_the_way_counts():
+    model = model_of(
+        layers.Rescaling(1 / 10), layers.Normalization(mean=5.0, variance=1.0)
+    )
+    assert 9 < made_up(model).max() <= 10
+
+
+def test_what_is_behind_weights_does_not_count():
+    model = model_of(layers.Dense(3), layers.Rescaling(1 / 255))
+    assert np.abs(made_up(model)).max() < 6
+
+
+# --- By dtype alone ---
+
+
+def test_floats_are_normal():
+    found = made_up(model_of(layers.Dense(2)), 2000)
+    assert found.dtype == np.float32
+    assert abs(found.mean()) < 0.1
+    assert abs(found.std() - 1) < 0.1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_floats_of_other_precision(dtype):
+    found = made_up(model_of(layers.Dense(2), dtype=dtype))
+    assert found.dtype == np.dtype(dtype)
+
+
+def as_float(x):
+    return keras.ops.cast(x, "float32")
+
+
+def test_bytes():
+    found = made_up(model_of(as_float, dtype="uint8"), 2000)
+    assert found.dtype == np.uint8
+    assert values(found) == set(range(256))
+
+
+def test_bytes_that_are_rescaled():
+    model = model_of(layers.Rescaling(1 / 255), dtype="uint8")
+    found = made_up(model, 2000)
+    assert found.dtype == np.uint8
+    assert values(found) == set(range(256))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint16"])
+def test_integers_that_nothing_is_known_of(dtype):
+    found = made_up(model_of(as_float, dtype=dtype))
+    assert found.dtype == np.dtype(dtype)
+    assert values(found) == {0, 1}
+
+
+def test_booleans():
+    found = made_up(model_of(as_float, dtype="bool"))
+    assert found.dtype == bool
+    assert values(found) == {False, True}
+
+
+def test_strings_that_nothing_is_known_of():
+    inputs = keras.Input((2,), dtype="string")
+    outputs = layers.Hashing(3)(inputs)
+    [found] = plausible_inputs(keras.Model(inputs, outputs), NUM)
+    assert (found.dtype, found.shape) == (object, (NUM, 2))
+    assert values(found) == {"a", "b"}
+
+
+# --- Shapes, several inputs ---
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((), ()),
+        ((None,), (32,)),
+        ((None, None, 3), (32, 32, 3)),
+        ((5, None), (5, 32)),
+    ],
+)
+def test_open_dimensions_get_a_size(shape, expected):
+    inputs = keras.Input(shape)
+    [found] = plausible_inputs(keras.Model(inputs, inputs * 2), 4)
+    assert found.shape == (4, *expected)
+
+
+def test_each_input_has_a_reader_of_its_own():
+    inputs = {
+        "word": keras.Input((), dtype="string", name="word"),
+        "age": keras.Input((1,), name="age"),
+        "item": keras.Input((), dtype="int32", name="item"),
+    }
+    lookup = layers.StringLookup(vocabulary=["x", "y", "z"])
+    parts = [
+        layers.Embedding(4, 2)(lookup(inputs["word"])),
+        layers.Normalization(mean=40.0, variance=4.0)(inputs["age"]),
+        layers.Embedding(9, 2)(inputs["item"]),
+    ]
+    model = keras.Model(inputs, keras.ops.concatenate(parts, axis=1))
+    # In the order in which Keras flattens dicts.
+    age, item, word = plausible_inputs(model, NUM)
+    assert abs(age.mean() - 40) < 1
+    assert values(item) == set(range(9))
+    assert values(word) <= {"x", "y", "z"}
+    model.predict(
+        {
+            "age": age,
+            "item": item,
+            "word": keras.ops.convert_to_tensor(word.astype(str)),
+        },
+        verbose=0,
+    )
+
+
+@pytest.mark.parametrize("sizes", [(3, 40), (40, 3)])
+def test_columns_of_one_input_with_embeddings_of_their_own(sizes):
+    inputs = keras.Input((2,), dtype="int32")
+    parts = [
+        layers.Embedding(size, 2)(inputs[:, column])
+        for column, size in enumerate(sizes)
+    ]
+    x = keras.ops.concatenate(parts, axis=1)
+    model = keras.Model(inputs, layers.Dense(3, activation="softmax")(x))
+    graph = ServingGraph(memory_ensemble(model, [1.0, 2.0]))
+    [found] = graph.samples(NUM).values()
+    assert (found < sizes).all()
+
+
+def test_inputs_that_go_through_one_layer():
+    flatten = layers.Flatten()
+    inputs = [keras.Input((1,), dtype="int32") for _ in range(2)]
+    parts = [
+        layers.Embedding(size, 2)(flatten(tensor))
+        for tensor, size in zip(inputs, (40, 3), strict=True)
+    ]
+    model = keras.Model(inputs, keras.ops.concatenate(parts, axis=1))
+    first, second = plausible_inputs(model, NUM)
+    assert set(range(3)) < values(first) <= set(range(40))
+    assert values(second) == set(range(3))
+
+
+def test_input_that_is_part_of_another_model_too():
+    inputs = keras.Input((3,))
+    keras.Model(inputs, layers.Rescaling(1 / 255)(inputs))
+    layer = layers.Normalization(mean=40.0, variance=4.0)
+    found = made_up(keras.Model(inputs, layer(inputs)))
+    assert abs(found.mean() - 40) < 1
+
+
+def test_layer_that_is_part_of_another_model_too():
+    """As `preprocess` that is exported with two ensembles."""
+    reshape = layers.Reshape((3,))
+    model_of(reshape, layers.Embedding(40, 2), dtype="int32")
+    model = model_of(reshape, layers.Embedding(3, 2), dtype="int32")
+    assert values(made_up(model)) == set(range(3))
+
+
+def test_inputs_of_a_model_within():
+    """As `preprocess` with several inputs."""
+    inner = {
+        "age": keras.Input((1,), name="age"),
+        "city": keras.Input((1,), dtype="string", name="city"),
+    }
+    lookup = layers.StringLookup(vocabulary=["x", "y"], output_mode="one_hot")
+    age = layers.Normalization(mean=40.0, variance=4.0)(inner["age"])
+    joined = keras.ops.concatenate([age, lookup(inner["city"])], axis=1)
+    preprocess = keras.Model(inner, joined)
+    inputs = {
+        "age": keras.Input((1,), name="age"),
+        "city": keras.Input((1,), dtype="string", name="city"),
+    }
+    model = keras.Model(inputs, preprocess(inputs))
+    age, city = plausible_inputs(model, NUM)
+    assert abs(age.mean() - 40) < 1
+    assert values(city) <= {"x", "y"}
+
+
+def test_the_same_every_time():
+    def make():
+        return model_of(layers.Embedding(50, 2), dtype="int32")
+
+    [first], [second] = (plausible_inputs(make(), 20) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    np.random.seed(5)  # nobody else's generator matters
+    keras.utils.set_random_seed(5)
+    [third] = plausible_inputs(make(), 20)
+    np.testing.assert_array_equal(first, third)
+
+
+def test_samples_differ_from_each_other():
+    found = made_up(model_of(layers.Dense(2)), 50)
+    assert len(np.unique(found, axis=0)) == 50

@@ -1,0 +1,756 @@
+"""Tests of SavedModels as TensorFlow Serving wants them.
+
+What they answer is tested in test_parity.py and test_consumers.py; here, what
+is in the folder, where it is, and that nothing is left where it failed.
+"""
+
+import collections
+import hashlib
+import json
+import os
+import re
+import stat
+import types
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from google.protobuf import text_format
+from helpers import blobs, dense_model, header, memory_ensemble, text_model
+from tensorflow_serving.apis import prediction_log_pb2
+from tensorflow_serving.config import model_server_config_pb2
+from test_graph import (
+    ALL,
+    MEMBERS,
+    PRIORS,
+    SOFT,
+    THRESHOLDED,
+    VOTES,
+    tables,
+)
+
+from cbnn_keras import CheckpointEnsemble
+from cbnn_keras.export import export_saved_model, saved_model
+from cbnn_keras.export.graph import ServingGraph
+from cbnn_keras.runs.run import MemoryRun
+from cbnn_keras.version import __version__
+
+layers = keras.layers
+X = blobs(12)[0]
+
+
+def tree(folder):
+    """Hash of every file, and of a folder that it is one."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(
+            path.read_bytes()
+        ).hexdigest()
+        if path.is_file()
+        else "folder"
+        for path in folder.rglob("*")
+    }
+
+
+def serve(path, endpoint, **inputs):
+    """Outputs of an endpoint, from the file alone."""
+    loaded = tf.saved_model.load(str(path))
+    tensors = {name: tf.constant(a) for name, a in inputs.items()}
+    outputs = loaded.signatures[endpoint](**tensors)
+    return {name: tensor.numpy() for name, tensor in outputs.items()}
+
+
+@pytest.fixture(scope="module")
+def ensemble():
+    keras.utils.set_random_seed(0)
+    return memory_ensemble(dense_model(), [1.0, 2.0])
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory):
+    """Of members that are known, with every output, and real samples."""
+    folder = tmp_path_factory.mktemp("known")
+    return export_saved_model(
+        tables(MEMBERS, VOTES),
+        folder / "größe",
+        outputs=ALL,
+        class_names=["a", "b", "ü"],
+        top_k=2,
+        sample_data=[2, 0, 1],
+        serving_config="/models",
+        verbose=0,
+    )
+
+
+# --- What is in it ---
+
+
+def test_endpoints_have_named_inputs_and_outputs(known):
+    loaded = tf.saved_model.load(str(known.path))
+    assert set(loaded.signatures) == {"serving_default", "members"}
+    shapes = {
+        "probabilities": ([None, 3], tf.float32),
+        "class": ([None], tf.string),
+        "top_k_classes": ([None, 2], tf.string),
+        "top_k_probabilities": ([None, 2], tf.float32),
+        "members": ([None, 3, 3], tf.float32),
+        "disagreement": ([None], tf.float32),
+    }
+    for endpoint, names in (
+        ("serving_default", set(shapes)),
+        ("members", {"members"}),
+    ):
+        function = loaded.signatures[endpoint]
+        positional, keywords = function.structured_input_signature
+        assert positional == ()
+        assert keywords == {
+            "sample": tf.TensorSpec([None], tf.int32, name="sample")
+        }
+        found = function.structured_outputs
+        assert {n: (s.shape.as_list(), s.dtype) for n, s in found.items()} == {
+            name: shapes[name] for name in names
+        }
+
+
+def test_endpoints_answer_what_was_worked_out(known):
+    samples = np.arange(3, dtype="int32")
+    found = serve(known.path, "serving_default", sample=samples)
+    for name in ("probabilities", "members", "disagreement"):
+        np.testing.assert_allclose(found[name], SOFT[name], atol=1e-6)
+    assert found["class"].tolist() == [b"b", b"b", "ü".encode()]
+    assert found["top_k_classes"].tolist() == [
+        [b"b", b"a"],
+        [b"b", "ü".encode()],
+        ["ü".encode(), b"b"],
+    ]
+    np.testing.assert_allclose(
+        found["top_k_probabilities"],
+        np.array(SOFT["top_k_probabilities"])[:, :2],
+        atol=1e-6,
+    )
+    alone = serve(known.path, "members", sample=samples)
+    assert list(alone) == ["members"]
+    np.testing.assert_array_equal(alone["members"], found["members"])
+    empty = serve(known.path, "members", sample=samples[:0])
+    assert empty["members"].shape == (0, 3, 3)
+
+
+def test_endpoints_follow_the_priors(tmp_path):
+    ensemble = tables(MEMBERS, VOTES)
+    artefact = export_saved_model(
+        ensemble,
+        tmp_path / "model",
+        outputs=ALL,
+        top_k=2,
+        priors=PRIORS,
+        verbose=0,
+    )
+    samples = np.arange(3, dtype="int32")
+    found = serve(artefact.path, "serving_default", sample=samples)
+    assert found.keys() == THRESHOLDED.keys()
+    for name, values in THRESHOLDED.items():
+        np.testing.assert_allclose(found[name], values, atol=1e-6, err_msg=name)
+    path = artefact.path / "assets.extra" / "cbnn_keras.json"
+    assert json.loads(path.read_text())["priors"] == PRIORS
+
+
+def test_metadata_are_in_it(known):
+    path = known.path / "assets.extra" / "cbnn_keras.json"
+    assert json.loads(path.read_text()) == {
+        "cbnn_keras_version": __version__,
+        "members": [10, 20, 30],
+        "votes": [1.0, 2.0, 5.0],
+        "voting": "soft",
+        "priors": None,
+        "num_classes": 3,
+        "labels": ["a", "b", "ü"],
+        "outputs": ALL,
+        "top_k": 2,
+        "has_preprocess": False,
+    }
+
+
+def test_warmup_requests_are_the_real_samples(known):
+    path = known.path / "assets.extra" / "tf_serving_warmup_requests"
+    found = []
+    for record in tf.data.TFRecordDataset(str(path)):
+        log = prediction_log_pb2.PredictionLog.FromString(record.numpy())
+        request = log.predict_log.request
+        assert request.model_spec.name == "größe"
+        [(name, tensor)] = request.inputs.items()
+        array = tf.make_ndarray(tensor)
+        assert (name, array.dtype) == ("sample", np.int32)
+        found.append((request.model_spec.signature_name, array.tolist()))
+    assert found == [
+        ("serving_default", [2]),
+        ("serving_default", [2, 0, 1]),
+        ("members", [2]),
+        ("members", [2, 0, 1]),
+    ]
+
+
+def test_what_is_returned(known):
+    files = [path for path in known.path.rglob("*") if path.is_file()]
+    assert known.num_bytes == sum(len(path.read_bytes()) for path in files)
+    assert known.path.name == "1"
+    assert known.parity.max_difference <= 1e-5
+    assert known.parity.agreement == 1.0
+    assert known.parity.num_samples == 3
+
+
+def test_what_is_said(ensemble, tmp_path, capsys):
+    artefact = export_saved_model(ensemble, tmp_path / "model")
+    assert capsys.readouterr().out.splitlines() == [
+        "merging the members ...",
+        "writing the SavedModel ...",
+        "comparing it with the Keras ensemble ...",
+        str(artefact),
+    ]
+
+
+def stored(folder):
+    """Shapes of the variables in a SavedModel, and their bytes."""
+    variables = tf.train.load_checkpoint(str(folder / "variables/variables"))
+    shapes = variables.get_variable_to_shape_map()
+    shapes.pop("_CHECKPOINTABLE_OBJECT_GRAPH", None)
+    [data] = (folder / "variables").glob("variables.data*")
+    counts = collections.Counter(map(tuple, shapes.values()))
+    return counts, data.stat().st_size
+
+
+def test_weights_are_stored_once(tmp_path):
+    model = keras.Sequential(
+        [
+            keras.Input((100,)),
+            layers.GaussianNoise(0.1),
+            layers.Dense(200, activation="relu"),
+            layers.Dropout(0.5),
+            layers.BatchNormalization(),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    ensemble = memory_ensemble(model, [1.0, 2.0, 0.5])
+    artefact = export_saved_model(
+        ensemble, tmp_path / "model", outputs=ALL, verbose=0
+    )
+    shapes, size = stored(artefact.path)
+    # Seeds of noise and dropout are not among them.
+    assert shapes == {
+        (100, 200): 3,
+        (200,): 3 * 5,
+        (200, 3): 3,
+        (3,): 3,
+    }
+    num_parameters = 3 * (100 * 200 + 5 * 200 + 200 * 3 + 3)
+    assert 4 * num_parameters <= size < 1.1 * 4 * num_parameters
+    # And nowhere else: as constants they would be in the graph.
+    assert artefact.num_bytes - size < 0.5 * 4 * num_parameters
+
+
+def test_frozen_backbone_is_stored_once(tmp_path):
+    inputs = keras.Input((50,), name="row")
+    backbone = keras.Sequential(
+        [keras.Input((50,)), layers.Dense(400), layers.Dense(50)],
+        name="backbone",
+    )
+    outputs = layers.Dense(3, activation="softmax")(backbone(inputs))
+    model = keras.Model(inputs, outputs)
+    run = MemoryRun(header(model))
+    for step in (1, 2, 3):
+        *kept, kernel, bias = model.get_weights()
+        model.set_weights([*kept, kernel * (step - 2.5), bias + step])
+        record = {"step": step, "vote": 1.0, "is_final": False}
+        run.add_round(record, np.ones(8, dtype=bool), model)
+    artefact = export_saved_model(
+        CheckpointEnsemble(run, model), tmp_path / "model", verbose=0
+    )
+    shapes, size = stored(artefact.path)
+    assert shapes == {
+        (50, 400): 1,
+        (400,): 1,
+        (400, 50): 1,
+        (50,): 1,
+        (50, 3): 3,
+        (3,): 3,
+    }
+    num_parameters = 2 * 50 * 400 + 450 + 3 * (50 * 3 + 3)
+    assert 4 * num_parameters <= size < 1.1 * 4 * num_parameters
+
+
+def test_texts_are_served(tmp_path):
+    ensemble = memory_ensemble(text_model(), [1.0, 2.0])
+    texts = np.array(["blue red", "", "pink", "grün " * 50])
+    expected = ensemble.predict(tf.constant(texts), verbose=0)
+    path = export_saved_model(ensemble, tmp_path / "text", verbose=0).path
+    found = serve(path, "serving_default", input=texts)["probabilities"]
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+    assert np.ptp(expected, axis=0).max() > 1e-4
+
+
+def test_lookup_in_front_is_served(ensemble, tmp_path):
+    """Its table belongs to no variable of the model."""
+    lookup = layers.StringLookup(
+        vocabulary=["red", "green", "blue"], output_mode="one_hot"
+    )
+    path = export_saved_model(
+        ensemble,
+        tmp_path / "lookup",
+        preprocess=lookup,
+        inputs=keras.Input((), dtype="string", name="colour"),
+        verbose=0,
+    ).path
+    colours = np.array(["blue", "red", "pink"])
+    found = serve(path, "serving_default", colour=colours)["probabilities"]
+    one_hot = np.float32([[0, 0, 0, 1], [0, 1, 0, 0], [1, 0, 0, 0]])
+    expected = ensemble.predict(one_hot, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["petal length", "sepal-width", "1st", "a.b", "class", "größe"],
+)
+def test_names_of_inputs_that_endpoints_cannot_have(tmp_path, name):
+    inputs = {name: keras.Input((4,), name=name)}
+    outputs = layers.Dense(3, activation="softmax")(inputs[name])
+    ensemble = memory_ensemble(keras.Model(inputs, outputs), [1.0])
+    with pytest.raises(
+        ValueError,
+        match=rf"^Export: a SavedModel cannot have an input called '{name}'\. "
+        r"Use letters, digits and underscores: inputs=keras\.Input\(\.\.\., "
+        r'name="another"\)\.$',
+    ):
+        export_saved_model(ensemble, tmp_path / "model", verbose=0)
+    assert tree(tmp_path) == {}
+
+
+def test_other_names_for_inputs_that_are_keys(tmp_path):
+    """What the message above says, for two of them."""
+    inputs = {
+        "petal length": keras.Input((1,), name="petal length"),
+        "age": keras.Input((3,), name="age"),
+    }
+    joined = layers.Concatenate()([inputs["age"], inputs["petal length"]])
+    outputs = layers.Dense(3, activation="softmax")(joined)
+    ensemble = memory_ensemble(keras.Model(inputs, outputs), [1.0, 2.0])
+    others = {
+        "age": keras.Input((3,), name="age"),
+        "petal length": keras.Input((1,), name="petal_length"),
+    }
+    artefact = export_saved_model(
+        ensemble, tmp_path / "model", inputs=others, verbose=0
+    )
+    age, length = X[:, :3], X[:, 3:]
+    found = serve(
+        artefact.path, "serving_default", age=age, petal_length=length
+    )["probabilities"]
+    expected = ensemble.predict({"age": age, "petal length": length}, verbose=0)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+# --- Where it is ---
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Exports that write one small file, for tests of where they go."""
+
+    def write(graph, folder, name):
+        folder.mkdir()
+        (folder / "saved_model.pb").write_text(name)
+
+    graph = types.SimpleNamespace(input_specs={})
+    monkeypatch.setattr(saved_model, "ServingGraph", lambda *a, **b: graph)
+    monkeypatch.setattr(saved_model, "_write", write)
+    monkeypatch.setattr(saved_model, "SavedModelRuntime", lambda *a: None)
+    monkeypatch.setattr(saved_model, "compare", lambda *a, **b: "the same")
+    return lambda path, **options: export_saved_model(
+        None, path, verbose=0, **options
+    )
+
+
+def test_versions_are_counted(quick, tmp_path):
+    for number in range(1, 12):
+        artefact = quick(tmp_path / "models" / "flowers")
+        assert artefact.path == tmp_path / "models" / "flowers" / str(number)
+        assert artefact.num_bytes == len("flowers")  # of this one alone
+    assert sorted(os.listdir(tmp_path / "models" / "flowers"), key=int) == [
+        str(number) for number in range(1, 12)
+    ]
+    # The name that it is served under.
+    text = (artefact.path / "saved_model.pb").read_text()
+    assert text == "flowers"
+
+
+def test_a_version_can_be_chosen(quick, tmp_path):
+    assert quick(tmp_path / "m" / "5").path == tmp_path / "m" / "5"
+    assert quick(str(tmp_path / "m" / "2")).path == tmp_path / "m" / "2"
+    assert quick(tmp_path / "m").path == tmp_path / "m" / "6"
+
+
+def test_a_relative_path(quick, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert quick("m").path == tmp_path / "m" / "1"
+    monkeypatch.chdir(tmp_path / "m")
+    assert quick(".").path == tmp_path / "m" / "2"
+    assert quick("3").path == tmp_path / "m" / "3"
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_version_that_is_there_is_refused(quick, tmp_path, kind):
+    path = tmp_path / "m" / "4"
+    path.parent.mkdir()
+    path.mkdir() if kind == "folder" else path.write_text("mine")
+    before = tree(tmp_path)
+    with pytest.raises(
+        ValueError,
+        match=rf"^{re.escape(str(path))} is there already, and versions are "
+        r"never replaced: a server may be using it\. Give "
+        rf"{re.escape(str(path.parent))} to get the next one\.$",
+    ):
+        quick(path)
+    assert tree(tmp_path) == before
+
+
+def test_a_version_that_appears_meanwhile_is_not_replaced(
+    quick, tmp_path, monkeypatch
+):
+    other = tmp_path / "m" / "1"
+
+    def compare(*arguments, **options):
+        other.mkdir(exist_ok=True)
+        (other / "theirs").write_text("theirs")
+
+    monkeypatch.setattr(saved_model, "compare", compare)
+    with pytest.raises(ValueError, match="/m/1 is there already"):
+        quick(tmp_path / "m")
+    assert set(tree(tmp_path)) == {"m", "m/1", "m/1/theirs"}
+
+
+def test_a_file_in_the_way_is_refused(quick, tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(
+        ValueError,
+        match=r"/notes is a file; a SavedModel is a folder of versions\. "
+        r"Choose another name\.$",
+    ):
+        quick(tmp_path / "notes")
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            "notes/1",
+        ),
+        "notes/model",
+        "notes/deeper/model",
+    ],
+)
+def test_a_file_above_is_refused(quick, tmp_path, name):
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(ValueError, match="notes is a file"):
+        quick(tmp_path / name)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_permissions_are_the_usual_ones(tmp_path, quick, umask):
+    before = os.umask(umask)
+    try:
+        artefact = quick(tmp_path / "models" / "m")
+    finally:
+        os.umask(before)
+    for path in (
+        artefact.path,
+        artefact.path.parent,
+        artefact.path.parent.parent,
+    ):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o777 & ~umask
+
+
+def test_permissions_of_what_tensorflow_writes(known):
+    folder = stat.S_IMODE(known.path.parent.stat().st_mode)
+    for path in (known.path, *known.path.rglob("*")):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (folder if path.is_dir() else folder & 0o666)
+
+
+# --- What fails leaves nothing ---
+
+
+class Failure(Exception):
+    pass
+
+
+def failing(error, *, after=None):
+    def fail(*arguments, **options):
+        if after is not None:
+            after(*arguments, **options)
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "is_late", "error"),
+    [
+        (saved_model, "ServingGraph", False, Failure),
+        (saved_model, "_check_operations", False, Failure),
+        (tf.saved_model, "save", False, Failure),
+        (tf.saved_model, "save", True, KeyboardInterrupt),  # all is written
+        (saved_model.serving, "write_warmup", True, Failure),
+        (saved_model, "SavedModelRuntime", True, Failure),
+        (saved_model, "compare", False, Failure),
+        (saved_model, "compare", True, KeyboardInterrupt),
+        (saved_model.placing, "move_folder", False, Failure),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_nothing_is_left_of_a_failed_export(
+    ensemble, tmp_path, monkeypatch, module, name, is_late, error
+):
+    (tmp_path / "there").mkdir()
+    after = getattr(module, name) if is_late else None
+    monkeypatch.setattr(module, name, failing(error, after=after))
+    with pytest.raises(error):
+        export_saved_model(
+            ensemble,
+            tmp_path / "there" / "made" / "model",
+            serving_config="",
+            verbose=0,
+        )
+    assert tree(tmp_path) == {"there": "folder"}
+
+
+def test_versions_survive_a_failed_export(ensemble, tmp_path, monkeypatch):
+    model = tmp_path / "model"
+    export_saved_model(ensemble, model, serving_config="", verbose=0)
+    before = tree(tmp_path)
+    assert {"model/1/saved_model.pb", "models.config"} < set(before)
+    reference = ServingGraph.reference
+
+    def others(graph, inputs):
+        found = reference(graph, inputs)
+        found["probabilities"] = found["probabilities"] + 1e-3
+        return found
+
+    monkeypatch.setattr(ServingGraph, "reference", others)
+    with pytest.raises(
+        ValueError, match="^The export does not match the Keras ensemble: max"
+    ):
+        export_saved_model(ensemble, model, serving_config="", verbose=0)
+    assert tree(tmp_path) == before
+    # A larger tolerance lets the same pass.
+    export_saved_model(ensemble, model, tolerance=1e-2, verbose=0)
+    assert (model / "2" / "saved_model.pb").is_file()
+
+
+def test_members_are_compared_as_well(ensemble, tmp_path, monkeypatch):
+    reference = ServingGraph.reference
+
+    def others(graph, inputs):
+        found = reference(graph, inputs)
+        found["members"] = found["members"][:, ::-1]
+        return found
+
+    monkeypatch.setattr(ServingGraph, "reference", others)
+    with pytest.raises(ValueError, match="does not match the Keras ensemble"):
+        export_saved_model(ensemble, tmp_path / "model", verbose=0)
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"outputs": ["logits"]}, "^Export: outputs="),
+        ({"top_k": 0}, "^Export: top_k=0"),
+        ({"sample_data": X[:, :1]}, "^Export: data for the input"),
+        ({"preprocess": len}, "^Export: preprocess must be"),
+        ({"voting": "loud"}, "^voting must be"),
+    ],
+)
+def test_options_that_do_not_fit_leave_nothing(
+    ensemble, tmp_path, options, message
+):
+    with pytest.raises(ValueError, match=message):
+        export_saved_model(ensemble, tmp_path / "a" / "b", verbose=0, **options)
+    assert tree(tmp_path) == {}
+
+
+# --- Layers that need Python ---
+
+
+@keras.saving.register_keras_serializable("test_saved_model")
+class InPython(layers.Layer):
+    """Doubles its inputs in a way that no server can."""
+
+    def __init__(self, way="numpy", **options):
+        super().__init__(**options)
+        self.way = way
+
+    def call(self, x):
+        shape = tf.shape(x)
+        return tf.reshape(self._doubled(x), shape)
+
+    def _doubled(self, x):
+        def double(array):
+            return array * 2
+
+        if self.way == "py":
+            return tf.py_function(double, [x], tf.float32)
+        if self.way == "stateless":
+            return tf.numpy_function(double, [x], tf.float32, stateful=False)
+        if self.way == "function":
+            return tf.function(
+                lambda y: tf.numpy_function(double, [y], tf.float32)
+            )(x)
+        if self.way == "branch":
+            return tf.cond(
+                tf.reduce_sum(x) > 0,
+                lambda: tf.numpy_function(double, [x], tf.float32),
+                lambda: x,
+            )
+        return tf.numpy_function(double, [x], tf.float32)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+    def get_config(self):
+        return {**super().get_config(), "way": self.way}
+
+
+@keras.saving.register_keras_serializable("test_saved_model")
+class Around(layers.Layer):
+    """Holds the other."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inner = InPython(name="inner")
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+    def get_config(self):
+        return super().get_config()
+
+
+def refused(op, layer):
+    return (
+        rf"^The layer '{layer}' calls Python code \(op {op}, from "
+        r"tf\.numpy_function or tf\.py_function\), which no server can run\. "
+        r"Write the layer with keras\.ops or TensorFlow's functions\. Nothing "
+        r"was written\.$"
+    )
+
+
+def block():
+    return keras.Sequential(
+        [keras.Input((4,)), layers.Dense(4), InPython(name="step")],
+        name="block",
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "op", "name"),
+    [
+        (lambda: InPython(name="step"), "PyFunc", "step"),
+        (lambda: InPython("py", name="step"), "EagerPyFunc", "step"),
+        (lambda: InPython("stateless", name="step"), "PyFuncStateless", "step"),
+        (lambda: InPython("function", name="step"), "PyFunc", "step"),
+        (lambda: InPython("branch", name="step"), "PyFunc", "step"),
+        (lambda: Around(name="outer"), "PyFunc", "outer"),
+        (block, "PyFunc", "block_step"),
+    ],
+)
+def test_layer_that_needs_python_is_refused(tmp_path, make, op, name):
+    model = keras.Sequential(
+        [keras.Input((4,)), make(), layers.Dense(3, activation="softmax")]
+    )
+    ensemble = memory_ensemble(model, [1.0, 2.0])
+    with pytest.raises(ValueError, match=refused(op, name)):
+        export_saved_model(ensemble, tmp_path / "model", verbose=0)
+    assert tree(tmp_path) == {}
+
+
+def test_preprocess_that_needs_python_is_refused(ensemble, tmp_path):
+    with pytest.raises(ValueError, match=refused("PyFunc", "front")):
+        export_saved_model(
+            ensemble,
+            tmp_path / "model",
+            preprocess=InPython(name="front"),
+            verbose=0,
+        )
+    assert tree(tmp_path) == {}
+
+
+def test_layer_that_needs_python_is_named_as_keras_does(tmp_path):
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            InPython(name="step"),
+            layers.Lambda(lambda x: x, name="step_1"),
+            layers.Dense(3, activation="softmax"),
+        ]
+    )
+    ensemble = memory_ensemble(model, [1.0, 2.0])
+    with pytest.raises(ValueError, match=refused("PyFunc", "step")):
+        export_saved_model(ensemble, tmp_path / "model", verbose=0)
+
+
+# --- models.config ---
+
+
+def parse_config(path):
+    message = model_server_config_pb2.ModelServerConfig()
+    text_format.Parse(path.read_text(), message)
+    return [
+        (entry.name, entry.base_path)
+        for entry in message.model_config_list.config
+    ]
+
+
+def test_models_config_is_beside_the_model(known):
+    config = known.path.parents[1] / "models.config"
+    assert parse_config(config) == [("größe", "/models/größe")]
+
+
+def test_models_config_lists_all_models(quick, tmp_path):
+    quick(tmp_path / "first")
+    assert not (tmp_path / "models.config").exists()
+    quick(tmp_path / 'se"cond' / "7", serving_config="")
+    quick(tmp_path / "first", serving_config="")
+    assert parse_config(tmp_path / "models.config") == [
+        ("first", str(tmp_path / "first")),
+        ('se"cond', str(tmp_path / 'se"cond')),
+    ]
+    quick(tmp_path / "third", serving_config="/models/")
+    assert parse_config(tmp_path / "models.config")[-1] == (
+        "third",
+        "/models/third",
+    )
+
+
+def test_models_config_of_somebody_else_stops_the_export_first(
+    ensemble, tmp_path, monkeypatch
+):
+    config = tmp_path / "models.config"
+    config.write_text("model_config_list {}\n")
+    monkeypatch.setattr(saved_model, "ServingGraph", failing(Failure))
+    with pytest.raises(
+        ValueError, match="models.config was not written by `cbnn export` and"
+    ):
+        export_saved_model(
+            ensemble, tmp_path / "model", serving_config="", verbose=0
+        )
+    assert set(tree(tmp_path)) == {"models.config"}
+    assert config.read_text() == "model_config_list {}\n"
+    # Without the option, it is nobody's business.
+    with pytest.raises(Failure):
+        export_saved_model(ensemble, tmp_path / "model", verbose=0)

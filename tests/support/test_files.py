@@ -1,0 +1,201 @@
+"""Tests of files that are all there or not there, and that prove it."""
+
+import hashlib
+import json
+import os
+import re
+
+import pytest
+
+from cbnn_keras.support import files
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A file and what its fingerprint has to be."""
+    path = tmp_path / "data.bin"
+    content = bytes(range(256)) * 1000  # more than one read of a buffer
+    path.write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    return path, {"bytes": 256_000, "sha256": digest}
+
+
+def named(path, text):
+    """A pattern for a message that starts with the path."""
+    return f"^{re.escape(str(path))} {text}"
+
+
+# --- Fingerprints ---
+
+
+def test_fingerprint_is_size_and_sha256(saved):
+    path, expected = saved
+    assert files.fingerprint(path) == expected
+
+
+def test_fingerprint_of_nothing(tmp_path):
+    path = tmp_path / "empty"
+    path.touch()
+    assert files.fingerprint(path) == {
+        "bytes": 0,
+        # The well-known digest of no bytes at all.
+        "sha256": "e3b0c44298fc1c149afbf4c8996fb924"
+        "27ae41e4649b934ca495991b7852b855",
+    }
+
+
+def test_unchanged_file_passes_until_it_changes(saved):
+    path, expected = saved
+    files.check_fingerprint(path, expected)
+    content = bytearray(path.read_bytes())
+    content[128_000] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=named(path, "is not what was saved")):
+        files.check_fingerprint(path, expected)
+
+
+def test_missing_file_is_named(saved):
+    path, expected = saved
+    path.unlink()
+    with pytest.raises(ValueError, match=named(path, "is missing, though")):
+        files.check_fingerprint(path, expected)
+
+
+def test_directory_in_place_of_a_file_is_named(saved):
+    path, expected = saved
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ValueError, match=named(path, "is missing, though")):
+        files.check_fingerprint(path, expected)
+
+
+@pytest.mark.parametrize("size", [0, 255_999, 256_001])
+def test_file_of_another_size_is_named(saved, size):
+    path, expected = saved
+    content = path.read_bytes() + b"!"
+    path.write_bytes(content[:size])
+    message = named(path, f"has {size} bytes, the manifest says 256000: ")
+    with pytest.raises(ValueError, match=message):
+        files.check_fingerprint(path, expected)
+
+
+# --- JSON that is replaced as a whole ---
+
+
+def test_json_is_written_and_replaced(tmp_path):
+    path = tmp_path / "manifest.json"
+    for content in ({"a": [1, 0.1, None, True]}, {"b": "x"}):
+        files.replace_json(path, content)
+        assert json.loads(path.read_text()) == content
+        assert path.read_text().endswith("}\n")
+    assert os.listdir(tmp_path) == ["manifest.json"]
+
+
+def test_floats_survive_json_bit_for_bit(tmp_path):
+    path = tmp_path / "manifest.json"
+    floats = [0.1 + 0.2, 1 / 3, 5e-324, 1.7976931348623157e308]
+    files.replace_json(path, floats)
+    assert json.loads(path.read_text()) == floats
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_not_a_number_is_refused_and_leaves_the_old_file(tmp_path, value):
+    path = tmp_path / "manifest.json"
+    path.write_text("old")
+    with pytest.raises(ValueError, match="[Oo]ut of range float"):
+        files.replace_json(path, {"vote": value})
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["manifest.json"]
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_crash_leaves_the_old_file(tmp_path, monkeypatch, call):
+    path = tmp_path / "manifest.json"
+    files.replace_json(path, "old")
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, crash)
+        with pytest.raises(KeyboardInterrupt):
+            files.replace_json(path, "new")
+    assert json.loads(path.read_text()) == "old"
+    # What the crash left behind does not disturb the next attempt.
+    files.replace_json(path, "newer")
+    assert json.loads(path.read_text()) == "newer"
+    assert os.listdir(tmp_path) == ["manifest.json"]
+
+
+def test_new_file_is_on_disk_before_it_takes_the_place_of_the_old(
+    tmp_path, monkeypatch
+):
+    calls = []
+    real_replace = os.replace
+
+    def replace(source, target):
+        calls.append("replace")
+        real_replace(source, target)
+
+    monkeypatch.setattr(files, "fsync", lambda path: calls.append(path.name))
+    monkeypatch.setattr(os, "replace", replace)
+    files.replace_json(tmp_path / "m.json", {})
+    assert calls == ["m.json.new", "replace", tmp_path.name]
+
+
+def test_fsync_reaches_the_disk_and_closes_what_it_opened(
+    tmp_path, monkeypatch
+):
+    synced = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    for _ in range(3):
+        files.fsync(tmp_path)
+    # The same number again and again: it was free again each time.
+    assert len(synced) == 3 and len(set(synced)) == 1
+
+
+# --- Paths that stay inside ---
+
+
+@pytest.mark.parametrize(
+    "name", ["model.keras", "members/8.weights.h5", "a/../b", "..a"]
+)
+def test_path_within(tmp_path, name):
+    assert files.path_within(tmp_path, name) == tmp_path / name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "..",
+        "../outside",
+        "members/../../outside",
+        "/etc/passwd",
+        "../run-2/model.keras",  # a sibling whose name begins alike
+    ],
+)
+def test_path_that_leads_out_is_refused(tmp_path, name):
+    run = tmp_path / "run"
+    (tmp_path / "run-2").mkdir()
+    message = named(run / "manifest.json", f"names '{re.escape(name)}', which")
+    with pytest.raises(ValueError, match=message + " is outside the run"):
+        files.path_within(run, name)
+
+
+def test_link_that_leads_out_is_refused(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "link").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="names 'link/secret', which is out"):
+        files.path_within(run, "link/secret")
+
+
+def test_relative_directory_may_be_a_link_itself(tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.chdir(tmp_path)
+    directory = (tmp_path / "link").relative_to(tmp_path)
+    path = files.path_within(directory, "model.keras")
+    assert path == directory / "model.keras"
+    with pytest.raises(ValueError, match="outside the run directory"):
+        files.path_within(directory, "../model.keras")
