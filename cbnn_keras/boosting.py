@@ -14,7 +14,17 @@ import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
+
+# Equation 9 and what belongs to it are in `metrics`, and to be had here too.
+from cbnn_keras.metrics import (  # noqa: F401
+    disagreement,
+    one_hot_votes,
+    predicted_classes,
+)
+from cbnn_keras.metrics import (  # noqa: F401
+    weighted_mean as combine_probabilities,
+)
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -159,89 +169,6 @@ def is_within_budget(
     True
     """
     return deviation_rate * (reserved_vote + sum(votes)) < 1
-
-
-def combine_probabilities(
-    probabilities: ArrayLike, votes: ArrayLike
-) -> NDArray[np.floating]:
-    """Soft voting: the vote-weighted mean of probabilities (eq. 9).
-
-    Args:
-        probabilities: Shape `(num_members, ...)`.
-        votes: Shape `(num_members,)`, with a positive sum.
-
-    Example:
-
-    >>> combine_probabilities([[[0.9, 0.1]], [[0.3, 0.7]]], votes=[2.0, 1.0])
-    array([[0.7, 0.3]])
-    """
-    shares = np.asarray(votes, dtype=np.float64)
-    return np.tensordot(shares / shares.sum(), np.asarray(probabilities), 1)
-
-
-def one_hot_votes(probabilities: ArrayLike) -> NDArray[np.floating]:
-    """One-hot decisions, the paper's G_m; ties go to the lower class.
-
-    One column is the probability of class 1 of two, and stays one column.
-    Averaged by `combine_probabilities` this is hard voting.
-
-    Args:
-        probabilities: Shape `(..., num_classes)`, or `(..., 1)` if binary.
-
-    Example:
-
-    >>> one_hot_votes([[0.2, 0.8], [0.5, 0.5]])
-    array([[0., 1.],
-           [1., 0.]])
-    >>> one_hot_votes([[0.2], [0.8]])
-    array([[0.],
-           [1.]])
-    """
-    values = np.asarray(probabilities)
-    dtype = values.dtype if values.dtype.kind == "f" else np.float64
-    if values.shape[-1] == 1:
-        return (values > 0.5).astype(dtype)
-    winners = values.argmax(axis=-1)
-    return np.eye(values.shape[-1], dtype=dtype)[winners]
-
-
-def predicted_classes(probabilities: ArrayLike) -> NDArray[np.int64]:
-    """The class of each row; ties go to the lower one.
-
-    Args:
-        probabilities: Shape `(..., num_classes)`, or `(..., 1)` if binary.
-
-    Example:
-
-    >>> predicted_classes([[0.2, 0.8], [0.5, 0.5]])
-    array([1, 0])
-    >>> predicted_classes([[0.2], [0.8]])
-    array([0, 1])
-    """
-    values = np.asarray(probabilities)
-    if values.shape[-1] == 1:
-        return (values[..., 0] > 0.5).astype(np.int64)
-    return values.argmax(axis=-1)
-
-
-def disagreement(
-    probabilities: ArrayLike, votes: ArrayLike, winners: ArrayLike
-) -> NDArray[np.floating]:
-    """Of each sample, the share of votes that is not for its class.
-
-    Args:
-        probabilities: Of each member, shape `(num_members, num_samples, ...)`.
-        votes: Shape `(num_members,)`, with a positive sum.
-        winners: What the ensemble says, shape `(num_samples,)`.
-
-    Example:
-
-    >>> members = [[[0.9, 0.1]], [[0.3, 0.7]]]
-    >>> disagreement(members, votes=[3.0, 1.0], winners=[0])
-    array([0.25])
-    """
-    differs = predicted_classes(probabilities) != np.asarray(winners)
-    return combine_probabilities(differs, votes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -52,8 +52,8 @@ from recipes.training import (
 )
 
 from cbnn_keras import CheckpointEnsemble
-from cbnn_keras.ensemble.selection import accuracy
 from cbnn_keras.imbalance import class_priors, oversample, step_imbalance
+from cbnn_keras.metrics import accuracy
 from cbnn_keras.training.checkpointing import CheckpointCallback
 
 TREATMENTS = ("original", "thresholding", "oversampling")

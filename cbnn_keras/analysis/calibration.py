@@ -9,8 +9,7 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from cbnn_keras import boosting
-from cbnn_keras.ensemble import selection
+from cbnn_keras import metrics
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,9 +56,9 @@ def calibration(
     """
     if num_bins < 1:
         raise ValueError(f"calibration(num_bins={num_bins}): at least 1.")
-    rows = selection.distribution(probabilities)
+    rows = metrics.class_columns(probabilities)
     confidence = rows.max(axis=1)
-    is_right = boosting.predicted_classes(rows) == labels
+    is_right = metrics.predicted_classes(rows) == labels
     edges = np.linspace(0, 1, num_bins + 1)
     bins = np.searchsorted(edges[1:-1], confidence)
     count = np.bincount(bins, minlength=num_bins)
@@ -72,7 +71,7 @@ def calibration(
         accuracy=accuracy,
         count=count,
         expected_error=float((count * distance).sum() / len(labels)),
-        negative_log_likelihood=selection.negative_log_likelihood(
+        negative_log_likelihood=metrics.negative_log_likelihood(
             probabilities, labels
         ),
         brier=_brier(rows, labels),
@@ -155,8 +154,8 @@ def _brier(rows: np.ndarray, labels: np.ndarray) -> float:
 
 
 def _logs(probabilities: np.ndarray) -> NDArray[np.float64]:
-    rows = selection.distribution(probabilities)
-    return np.log(np.maximum(rows, selection.SMALLEST_PROBABILITY))
+    rows = metrics.class_columns(probabilities)
+    return np.log(np.maximum(rows, metrics.SMALLEST_PROBABILITY))
 
 
 def _softmax(logits: np.ndarray) -> NDArray[np.float64]:

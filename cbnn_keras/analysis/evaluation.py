@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbnn_keras import boosting
+from cbnn_keras import metrics
 from cbnn_keras.analysis import calibration, diversity, performance
 from cbnn_keras.analysis.calibration import Calibration
-from cbnn_keras.ensemble import selection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Evaluation:
 
     @functools.cached_property
     def ensemble_probabilities(self) -> np.ndarray:
-        return boosting.combine_probabilities(self.probabilities, self.votes)
+        return metrics.weighted_mean(self.probabilities, self.votes)
 
     @functools.cached_property
     def models(self) -> list[Model]:
@@ -89,7 +88,7 @@ class Evaluation:
     def gained_and_lost(self) -> tuple[int, int]:
         """Samples that only the ensemble, and only the last member, gets."""
         by_ensemble, by_final = (
-            boosting.predicted_classes(p) == self.labels
+            metrics.predicted_classes(p) == self.labels
             for p in (self.ensemble_probabilities, self.probabilities[-1])
         )
         return (
@@ -120,7 +119,7 @@ class Evaluation:
     @functools.cached_property
     def disagreement(self) -> NDArray[np.float64]:
         return diversity.pairwise_disagreement(
-            boosting.predicted_classes(self.probabilities)
+            metrics.predicted_classes(self.probabilities)
         )
 
     def _judge(self, name: str, probabilities: np.ndarray) -> Model:
@@ -129,7 +128,7 @@ class Evaluation:
         )
         return Model(
             name=name,
-            error=1 - selection.accuracy(probabilities, self.labels),
+            error=1 - metrics.accuracy(probabilities, self.labels),
             before=calibration.calibration(probabilities, self.labels),
             after=calibration.calibration(scaled, self.labels),
             temperature=float(np.mean(temperatures)),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cbnn_keras import boosting
+from cbnn_keras import metrics
 from cbnn_keras.analysis import diversity, samples
 from cbnn_keras.analysis.class_weights import ClassWeights, weights_by_class
 from cbnn_keras.analysis.evaluation import Evaluation, Labelled
@@ -273,7 +273,7 @@ def _is_as_recorded(
 
     Labels may be those of training by chance, if classes take turns.
     """
-    is_right = boosting.predicted_classes(last) == labels
+    is_right = metrics.predicted_classes(last) == labels
     recorded = ensemble.run.correct(ensemble.members[-1]["step"])
     # Rounding may turn a tie; other inputs change much more.
     return bool(np.mean(is_right == recorded) > 0.99)

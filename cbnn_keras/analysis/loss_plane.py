@@ -22,8 +22,9 @@ from cbnn_keras.analysis.geometry import Plane
 from cbnn_keras.analysis.plane_cache import FORMAT, PlaneCache
 from cbnn_keras.boosting import Floats
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
-from cbnn_keras.ensemble.selection import SMALLEST_PROBABILITY, equally_spaced
+from cbnn_keras.ensemble.selection import equally_spaced
 from cbnn_keras.ensemble.validation import split_labels
+from cbnn_keras.metrics import SMALLEST_PROBABILITY
 from cbnn_keras.models.batch_norm import StatisticsRecomputer
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.runs.run import Run

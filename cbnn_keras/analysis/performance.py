@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cbnn_keras import boosting
+from cbnn_keras import metrics
 from cbnn_keras.ensemble import selection
 
 
@@ -20,7 +20,7 @@ def member_errors(
     probabilities: np.ndarray, labels: np.ndarray
 ) -> NDArray[np.float64]:
     """Error of each member by itself, shape `(num_members,)`."""
-    return np.array([1 - selection.accuracy(p, labels) for p in probabilities])
+    return np.array([1 - metrics.accuracy(p, labels) for p in probabilities])
 
 
 def stage_errors(
@@ -113,8 +113,6 @@ def _errors(
     errors = []
     for choice in choices:
         chosen = list(choice)
-        combined = boosting.combine_probabilities(
-            probabilities[chosen], votes[chosen]
-        )
-        errors.append(1 - selection.accuracy(combined, labels))
+        combined = metrics.weighted_mean(probabilities[chosen], votes[chosen])
+        errors.append(1 - metrics.accuracy(combined, labels))
     return np.array(errors)

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbnn_keras import boosting
-from cbnn_keras.ensemble import selection
+from cbnn_keras import metrics
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
-from cbnn_keras.ensemble.selection import SMALLEST_PROBABILITY
 from cbnn_keras.ensemble.validation import split_labels
+from cbnn_keras.metrics import SMALLEST_PROBABILITY
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.run import Run
 from cbnn_keras.support import files
@@ -209,7 +208,7 @@ def rank_suspects(
     """
     opinions = _Opinions(labels, votes)
     for probabilities in members:
-        opinions.add(selection.distribution(probabilities))
+        opinions.add(metrics.class_columns(probabilities))
     return opinions.suspects(weights)
 
 
@@ -230,14 +229,14 @@ class _Opinions:
         self._log_margin = self._log_margin + share * _log_ratio(
             of_label, of_next
         )
-        self._decisions.append(boosting.predicted_classes(probabilities))
+        self._decisions.append(metrics.predicted_classes(probabilities))
 
     def suspects(self, weights: np.ndarray) -> Suspects:
         of_label, of_next = _rivals(self._average, self._labels)
         score = (_log_ratio(of_label, of_next) + self._log_margin) / 2 - np.log(
             np.maximum(weights, SMALLEST_PROBABILITY)
         )
-        predicted = boosting.predicted_classes(self._average)
+        predicted = metrics.predicted_classes(self._average)
         decisions = np.array(self._decisions)
         return Suspects(
             ranking=np.argsort(score, kind="stable"),

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
-from cbnn_keras.ensemble.selection import accuracy
+from cbnn_keras.metrics import accuracy
 from cbnn_keras.runs.directory import check_available
 from cbnn_keras.training.callback import CBNNCallback
 

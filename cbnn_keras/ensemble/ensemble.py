@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike
 
-from cbnn_keras import boosting, imbalance
+from cbnn_keras import imbalance, metrics
 from cbnn_keras.ensemble import merging, selection
 from cbnn_keras.ensemble.validation import (
     EnsembleValidation,
@@ -219,8 +219,8 @@ class CheckpointEnsemble:
             verbose=verbose,
         )
         return {
-            "accuracy": selection.accuracy(probabilities, labels),
-            "negative_log_likelihood": selection.negative_log_likelihood(
+            "accuracy": metrics.accuracy(probabilities, labels),
+            "negative_log_likelihood": metrics.negative_log_likelihood(
                 probabilities, labels
             ),
         }
@@ -363,7 +363,7 @@ class CheckpointEnsemble:
         total, sum_of_votes = 0.0, 0.0
         for vote, probabilities in zip(self.votes, outputs, strict=True):
             if voting == "hard":
-                probabilities = boosting.one_hot_votes(probabilities)
+                probabilities = metrics.one_hot_votes(probabilities)
             total = total + vote * probabilities.astype(np.float64)
             sum_of_votes += vote
             average = total / sum_of_votes

@@ -2,10 +2,7 @@
 
 import numpy as np
 
-from cbnn_keras import boosting
-
-# Of a probability in a logarithm, as in Keras' losses.
-SMALLEST_PROBABILITY = 1e-7
+from cbnn_keras import metrics
 
 
 def equally_spaced(num_members: int, num: int) -> list[int]:
@@ -58,61 +55,14 @@ def greedy(
     return sorted(chosen)
 
 
-def accuracy(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """Share of samples whose most probable class is the label.
-
-    Example:
-
-    >>> accuracy(np.array([[0.9, 0.1], [0.8, 0.2]]), np.array([0, 1]))
-    0.5
-    """
-    if probabilities.shape[-1] == 1:
-        predicted = (probabilities[:, 0] > 0.5).astype(labels.dtype)
-    else:
-        predicted = probabilities.argmax(axis=-1)
-    return float(np.mean(predicted == labels))
-
-
-def negative_log_likelihood(
-    probabilities: np.ndarray, labels: np.ndarray
-) -> float:
-    """Mean of -log p(label), with p clipped at 1e-7 as Keras' losses do.
-
-    Example:
-
-    >>> p = np.array([[0.5, 0.5], [0.25, 0.75]])
-    >>> round(negative_log_likelihood(p, np.array([0, 1])), 4)
-    0.4904
-    """
-    of_label = distribution(probabilities)[np.arange(len(labels)), labels]
-    return float(-np.log(np.maximum(of_label, SMALLEST_PROBABILITY)).mean())
-
-
-def distribution(probabilities: np.ndarray) -> np.ndarray:
-    """A column for each class, in float64, where binary ones have just one.
-
-    Example:
-
-    >>> distribution(np.array([[0.25], [1.0]]))
-    array([[0.75, 0.25],
-           [0.  , 1.  ]])
-    """
-    columns = np.asarray(probabilities, dtype=np.float64)
-    if columns.shape[-1] == 1:
-        columns = np.concatenate([1 - columns, columns], axis=-1)
-    return columns
-
-
 def _quality(
     probabilities: np.ndarray,
     votes: np.ndarray,
     labels: np.ndarray,
     chosen: list[int],
 ) -> tuple[float, float]:
-    combined = boosting.combine_probabilities(
-        probabilities[chosen], votes[chosen]
-    )
+    combined = metrics.weighted_mean(probabilities[chosen], votes[chosen])
     return (
-        accuracy(combined, labels),
-        -negative_log_likelihood(combined, labels),
+        metrics.accuracy(combined, labels),
+        -metrics.negative_log_likelihood(combined, labels),
     )

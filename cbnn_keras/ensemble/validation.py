@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras.ensemble import selection
+from cbnn_keras import metrics
 from cbnn_keras.labels import class_indices
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.models.state import generators_kept
@@ -79,13 +79,13 @@ class EnsembleValidation:
 
     def accuracy(self) -> float:
         """Of the members so far."""
-        return selection.accuracy(self._sum / self._sum_of_votes, self._labels)
+        return metrics.accuracy(self._sum / self._sum_of_votes, self._labels)
 
     def accuracy_with(self, model: keras.Model, vote: float) -> float:
         """Of the members so far together with a model that has this vote."""
         total = self._sum + vote * self._predict(model)
         mean = total / (self._sum_of_votes + vote)
-        return selection.accuracy(mean, self._labels)
+        return metrics.accuracy(mean, self._labels)
 
     def _predict(self, model: keras.Model) -> np.ndarray:
         is_dataset = isinstance(self._inputs, tf.data.Dataset)

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike
 
-from cbnn_keras import boosting, imbalance
+from cbnn_keras import imbalance, metrics
 from cbnn_keras.ensemble import merging
 from cbnn_keras.ensemble.ensemble import (
     CheckpointEnsemble,
@@ -218,16 +218,16 @@ class ServingGraph:
             list(self._ensemble.member_probabilities(structure, verbose=0))
         )
         opinions = (
-            boosting.one_hot_votes(members)
+            metrics.one_hot_votes(members)
             if self._voting == "hard"
             else members
         )
         choices = members
-        probabilities = boosting.combine_probabilities(opinions, votes)
+        probabilities = metrics.weighted_mean(opinions, votes)
         if self._priors is not None:
             choices = imbalance.threshold(members, self._priors)
             probabilities = imbalance.threshold(probabilities, self._priors)
-        winners = boosting.predicted_classes(probabilities)
+        winners = metrics.predicted_classes(probabilities)
         columns = probabilities
         if columns.shape[1] == 1:
             columns = np.concatenate([1 - columns, columns], axis=1)
@@ -240,7 +240,7 @@ class ServingGraph:
             "top_k_probabilities": np.take_along_axis(columns, best, axis=1),
             "members": members.transpose(1, 0, 2),
             "choices": choices.transpose(1, 0, 2),
-            "disagreement": boosting.disagreement(choices, votes, winners),
+            "disagreement": metrics.disagreement(choices, votes, winners),
         }
 
     def class_numbers(self, classes: np.ndarray) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cbnn_keras import boosting
+from cbnn_keras import metrics
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
 from cbnn_keras.export.graph import ServingGraph
 from cbnn_keras.export.runtimes import Runtime, open_artefact
@@ -260,7 +260,7 @@ def _same_classes(
     """Of each sample, whether all that depends on decisions is the same."""
     is_same = np.ones(len(expected["class"]), dtype=bool)
     if "probabilities" in found:
-        winners = boosting.predicted_classes(found["probabilities"])
+        winners = metrics.predicted_classes(found["probabilities"])
         is_same &= winners == expected["class"]
     if "class" in found:
         is_same &= graph.class_numbers(found["class"]) == expected["class"]

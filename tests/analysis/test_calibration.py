@@ -15,7 +15,7 @@ from cbnn_keras.analysis.calibration import (
     scale,
     scale_by_halves,
 )
-from cbnn_keras.ensemble.selection import distribution
+from cbnn_keras.metrics import class_columns
 
 # The same examples on every machine; no deadline, as CI machines stall.
 reproducible = settings(derandomize=True, deadline=None, max_examples=60)
@@ -83,10 +83,10 @@ def drawn(num_samples, factor, num_classes=3, seed=0):
 def test_distribution_of_any_number_of_leading_axes():
     of_one = np.array([[[0.25], [1.0]], [[0.0], [0.5]]], dtype=np.float32)
     expected = [[[0.75, 0.25], [0, 1]], [[1, 0], [0.5, 0.5]]]
-    found = distribution(of_one)
+    found = class_columns(of_one)
     np.testing.assert_array_equal(found, expected)
     assert found.dtype == np.float64
-    np.testing.assert_array_equal(distribution(found), found)
+    np.testing.assert_array_equal(class_columns(found), found)
 
 
 # --- Calibration ---

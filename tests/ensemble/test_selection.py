@@ -1,32 +1,17 @@
-"""Tests of the choice of members, and of what it is judged by."""
+"""Tests of the choice of members."""
 
 import itertools
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss
+from strategies import ensembles
 
 from cbnn_keras.ensemble import selection
 
 # The same examples on every machine; no deadline, as CI machines stall.
 reproducible = settings(derandomize=True, deadline=None, max_examples=150)
-
-
-@st.composite
-def ensembles(draw, min_members=1):
-    """Probabilities, votes and labels; one column where k is 2, at times."""
-    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    num_members = draw(st.integers(min_members, 6))
-    num_samples = draw(st.integers(1, 20))
-    num_classes = draw(st.integers(2, 4))
-    shape = (num_members, num_samples)
-    probabilities = generator.dirichlet(np.full(num_classes, 0.7), shape)
-    if num_classes == 2 and draw(st.booleans()):
-        probabilities = probabilities[..., 1:]
-    votes = generator.uniform(0.1, 5, num_members)
-    return probabilities, votes, generator.integers(0, num_classes, num_samples)
 
 
 def quality(probabilities, votes, labels, chosen):
@@ -73,45 +58,6 @@ def test_equal_intervals_of_any_number():
 
 
 # --- Accuracy and likelihood ---
-
-
-@reproducible
-@given(ensembles())
-def test_accuracy_and_likelihood_are_those_of_scikit_learn(ensemble):
-    probabilities, votes, labels = ensemble
-    expected = quality(probabilities, votes, labels, [0])
-    found = (
-        selection.accuracy(probabilities[0], labels),
-        -selection.negative_log_likelihood(probabilities[0], labels),
-    )
-    assert found[0] == expected[0]
-    assert found[1] == pytest.approx(expected[1], rel=1e-9)
-
-
-def test_impossible_label_costs_as_much_as_keras_says():
-    # -log(1e-7) = 7 log(10), for one sample of two; the other costs nothing.
-    probabilities = np.array([[1.0, 0.0], [1.0, 0.0]], dtype=np.float32)
-    loss = selection.negative_log_likelihood(probabilities, np.array([0, 1]))
-    assert loss == pytest.approx(7 * np.log(10) / 2, rel=1e-7)
-
-
-@pytest.mark.parametrize(
-    ("probabilities", "label", "expected"),
-    [
-        ([[0.5, 0.5]], 0, 1.0),  # ties go to the lower class
-        ([[0.5, 0.5]], 1, 0.0),
-        ([[0.5]], 0, 1.0),
-        ([[0.5]], 1, 0.0),
-        ([[0.51]], 1, 1.0),
-        ([[0.2, 0.4, 0.4]], 1, 1.0),
-    ],
-)
-def test_accuracy_of_ties(probabilities, label, expected):
-    found = selection.accuracy(np.array(probabilities), np.array([label]))
-    assert found == expected
-
-
-# --- Greedy forward selection ---
 
 
 @reproducible

@@ -1,0 +1,174 @@
+"""What probabilities say and how good they are, once for everybody.
+
+The predicted class, the weighted mean, accuracy and likelihood, in NumPy.
+Probabilities have the shape `(..., num_classes)`, or `(..., 1)`, that of class
+1, where a model has one sigmoid output.
+"""
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+# The least probability in a logarithm, as in Keras' losses.
+SMALLEST_PROBABILITY = 1e-7
+
+
+def predicted_classes(probabilities: ArrayLike) -> NDArray[np.int64]:
+    """The predicted class of each row; ties go to the lower class.
+
+    One column is the probability of class 1 of two, which is predicted where it
+    is above 1/2.
+
+    Args:
+        probabilities: Shape `(..., num_classes)`, or `(..., 1)` if binary.
+
+    Example:
+
+    >>> predicted_classes([[0.2, 0.8], [0.5, 0.5]])
+    array([1, 0])
+    >>> predicted_classes([[0.2], [0.8]])
+    array([0, 1])
+    """
+    values = np.asarray(probabilities)
+    if values.shape[-1] == 1:
+        return (values[..., 0] > 0.5).astype(np.int64)
+    return values.argmax(axis=-1)
+
+
+def one_hot_votes(probabilities: ArrayLike) -> NDArray[np.floating]:
+    """One-hot predicted classes, the paper's G_m; ties go to the lower class.
+
+    One column is the probability of class 1 of two, and stays one column.
+    Averaged by `weighted_mean` this is hard voting.
+
+    Args:
+        probabilities: Shape `(..., num_classes)`, or `(..., 1)` if binary.
+
+    Example:
+
+    >>> one_hot_votes([[0.2, 0.8], [0.5, 0.5]])
+    array([[0., 1.],
+           [1., 0.]])
+    >>> one_hot_votes([[0.2], [0.8]])
+    array([[0.],
+           [1.]])
+    """
+    values = np.asarray(probabilities)
+    dtype = values.dtype if values.dtype.kind == "f" else np.float64
+    classes = predicted_classes(values)
+    if values.shape[-1] == 1:
+        return classes[..., np.newaxis].astype(dtype)
+    return np.eye(values.shape[-1], dtype=dtype)[classes]
+
+
+def weighted_mean(
+    probabilities: ArrayLike, votes: ArrayLike
+) -> NDArray[np.floating]:
+    """Soft voting: the vote-weighted mean of probabilities (eq. 9).
+
+    Args:
+        probabilities: Shape `(num_members, ...)`.
+        votes: Shape `(num_members,)`, with a positive sum.
+
+    Example:
+
+    >>> weighted_mean([[[0.9, 0.1]], [[0.3, 0.7]]], votes=[2.0, 1.0])
+    array([[0.7, 0.3]])
+    """
+    shares = np.asarray(votes, dtype=np.float64)
+    return np.tensordot(shares / shares.sum(), np.asarray(probabilities), 1)
+
+
+class RunningMean:
+    """The weighted mean of arrays that come one by one.
+
+    In float64: adding all of them gives what `weighted_mean` of them gives.
+
+    Example:
+
+    >>> mean = RunningMean()
+    >>> mean.add(np.array([0.9, 0.1]), vote=2.0)
+    >>> mean.add(np.array([0.3, 0.7]), vote=1.0)
+    >>> mean.value
+    array([0.7, 0.3])
+    """
+
+    def __init__(self) -> None:
+        self._sum: NDArray[np.float64] | float = 0.0
+        self._sum_of_votes = 0.0
+
+    @property
+    def value(self) -> NDArray[np.float64]:
+        """The mean of what was added so far."""
+        return np.asarray(self._sum / self._sum_of_votes)
+
+    def add(self, probabilities: ArrayLike, vote: float) -> None:
+        self._sum = self._sum + vote * np.asarray(probabilities, np.float64)
+        self._sum_of_votes += vote
+
+    def value_with(
+        self, probabilities: ArrayLike, vote: float
+    ) -> NDArray[np.float64]:
+        """The mean if this were added; nothing is."""
+        total = self._sum + vote * np.asarray(probabilities, np.float64)
+        return np.asarray(total / (self._sum_of_votes + vote))
+
+
+def disagreement(
+    probabilities: ArrayLike, votes: ArrayLike, classes: ArrayLike
+) -> NDArray[np.floating]:
+    """The share of votes that is not for the predicted class, by sample.
+
+    Args:
+        probabilities: Of each member, shape `(num_members, num_samples, ...)`.
+        votes: Shape `(num_members,)`, with a positive sum.
+        classes: The predicted classes of the ensemble, shape `(num_samples,)`.
+
+    Example:
+
+    >>> members = [[[0.9, 0.1]], [[0.3, 0.7]]]
+    >>> disagreement(members, votes=[3.0, 1.0], classes=[0])
+    array([0.25])
+    """
+    differs = predicted_classes(probabilities) != np.asarray(classes)
+    return weighted_mean(differs, votes)
+
+
+def accuracy(probabilities: ArrayLike, labels: NDArray[np.integer]) -> float:
+    """The share of samples whose predicted class is the label.
+
+    Example:
+
+    >>> accuracy(np.array([[0.9, 0.1], [0.8, 0.2]]), np.array([0, 1]))
+    0.5
+    """
+    return float(np.mean(predicted_classes(probabilities) == labels))
+
+
+def negative_log_likelihood(
+    probabilities: ArrayLike, labels: NDArray[np.integer]
+) -> float:
+    """The mean of -log p(label), with p clipped at 1e-7 as Keras' losses do.
+
+    Example:
+
+    >>> p = np.array([[0.5, 0.5], [0.25, 0.75]])
+    >>> round(negative_log_likelihood(p, np.array([0, 1])), 4)
+    0.4904
+    """
+    of_label = class_columns(probabilities)[np.arange(len(labels)), labels]
+    return float(-np.log(np.maximum(of_label, SMALLEST_PROBABILITY)).mean())
+
+
+def class_columns(probabilities: ArrayLike) -> NDArray[np.float64]:
+    """A column for each class, in float64, where binary ones have just one.
+
+    Example:
+
+    >>> class_columns(np.array([[0.25], [1.0]]))
+    array([[0.75, 0.25],
+           [0.  , 1.  ]])
+    """
+    columns = np.asarray(probabilities, dtype=np.float64)
+    if columns.shape[-1] == 1:
+        columns = np.concatenate([1 - columns, columns], axis=-1)
+    return columns
