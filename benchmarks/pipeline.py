@@ -24,7 +24,7 @@ import tensorflow as tf
 from common import alternate, ratio, versions
 
 from cbnn_keras import weighted
-from cbnn_keras.data.indexed import ArrayExamples
+from cbnn_keras.data.indexed import ArraySamples
 
 BATCH_SIZE = 128
 
@@ -55,7 +55,7 @@ def without_weights(x: Any, y: Any, augment: Any) -> tf.data.Dataset:
     def next_key() -> tf.Tensor:
         return tf.stack([tf.constant(0, tf.int64), passes.assign_add(1)])
 
-    batches = ArrayExamples(x, y).training_batches(
+    batches = ArraySamples(x, y).training_batches(
         next_key, batch_size=BATCH_SIZE, shuffle=True, augment=augment
     )
     return batches.map(lambda index, x, y: (x, y)).prefetch(tf.data.AUTOTUNE)

@@ -25,8 +25,9 @@ import tensorflow as tf
 from common import alternate, random_images, ratio, small_resnet, versions
 
 from cbnn_keras import CBNNCallback, weighted
-from cbnn_keras.data.indexed import ArrayExamples
-from cbnn_keras.models.classifier import Classifier, Scorer
+from cbnn_keras.data.indexed import ArraySamples
+from cbnn_keras.models.classifier import Classifier
+from cbnn_keras.training.scoring import Scorer
 
 NUM_CHECKPOINTS = 6
 BATCH_SIZE = 100
@@ -108,8 +109,8 @@ def scoring_pass(
         model = compiled()
     classifier = Classifier(num_classes=10, is_binary=False, from_logits=False)
     scorer = Scorer(model, classifier)
-    examples = ArrayExamples(x, y)
-    return lambda: scorer.winners(examples.inputs(BATCH_SIZE))
+    samples = ArraySamples(x, y)
+    return lambda: scorer.predicted_classes(samples.inputs(BATCH_SIZE))
 
 
 def training(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from cbnn_keras.version import __version__
 
 if TYPE_CHECKING:
-    from cbnn_keras.data.sample_weights import weighted
+    from cbnn_keras.data.pipelines import weighted
     from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
     from cbnn_keras.training.callback import CBNNCallback
 
@@ -15,7 +15,7 @@ __all__ = ["CBNNCallback", "CheckpointEnsemble", "__version__", "weighted"]
 _HOMES = {
     "CBNNCallback": "cbnn_keras.training.callback",
     "CheckpointEnsemble": "cbnn_keras.ensemble.ensemble",
-    "weighted": "cbnn_keras.data.sample_weights",
+    "weighted": "cbnn_keras.data.pipelines",
 }
 
 

@@ -2,8 +2,8 @@
 
 Here are the equations of "Boost Neural Networks by Checkpoints" (Wang et al.,
 NeurIPS 2021), one function each, and `Booster`, which applies them round after
-round. Everything is NumPy in float64. When a round takes place is in
-`schedules.py`, where the weights meet the data in `sample_weights.py`.
+round as a method's `Policy` says. Everything is NumPy in float64. The policies
+are in `policies.py`; when a round takes place is in `schedules.py`.
 
 The paper's letters: omega_i `weights[i]` (they sum to 1), e `error`, lambda
 `vote`, k `num_classes`, eta `deviation_rate`, Z `normaliser`, I(G = y)
@@ -12,6 +12,7 @@ The paper's letters: omega_i `weights[i]` (they sum to 1), e `error`, lambda
 
 import dataclasses
 from collections.abc import Sequence
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,7 +172,7 @@ def is_within_budget(
     return deviation_rate * (reserved_vote + sum(votes)) < 1
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
     """What one round found.
 
@@ -180,7 +181,7 @@ class Stage:
         vote: lambda; 0 where the checkpoint is not a member.
         normaliser: Z; 1 where the weights stay as they were for want of a vote.
         bound: Product of the Zs so far, upper bound of `exponential_loss`.
-        exponential_loss: Of the members so far; 1 while there is none.
+        exponential_loss: That of the members so far; 1 while there is none.
         is_member: Whether the checkpoint joins the ensemble.
         within_budget: Whether the votes sum to less than 1/eta, the condition
             of theorem 1.
@@ -197,107 +198,107 @@ class Stage:
     is_final: bool
 
 
-# The settings of a `Booster` that leaves weights alone and counts heads.
-EQUAL_VOTES = {
-    "deviation_rate": 0.0,
-    "expected_error": 0.05,
-    "equal_votes": True,
-}
+class Policy(Protocol):
+    """How a method votes and updates: what a `Booster` asks of it.
+
+    Attributes:
+        has_bound: Whether theorem 1 speaks of the method.
+    """
+
+    has_bound: ClassVar[bool]
+
+    def vote(
+        self, error: float, num_classes: int, smallest_weight: float
+    ) -> float:
+        """The vote of a checkpoint, or 0 if it is not a member."""
+
+    def normaliser(self, error: float, vote: float) -> float:
+        """Z of a round with this error and this vote."""
+
+    def update(
+        self, first: Floats, current: Floats, correct: Bools, vote: float
+    ) -> Floats:
+        """The next round's omega, from the first round's and this one's."""
+
+    def is_within_budget(self, votes: Sequence[float]) -> bool:
+        """Whether the condition of theorem 1 holds for these votes."""
+
+    def may_continue(self, votes: Sequence[float], num_classes: int) -> bool:
+        """Whether there may be another checkpoint before the final one."""
 
 
 class Booster:
-    """The state of boosting: sample weights, votes, bound.
+    """The state of boosting: distribution, votes, bound.
 
     Fed with what each checkpoint got right, in order, it is a pure function of
-    those bits: a run that goes on after a crash replays them.
+    those bits: a run that is resumed after a crash replays them.
 
     Args:
         distribution: The first round's omega, shape `(num_samples,)`,
             non-negative, sums to 1.
         num_classes: k.
-        deviation_rate: eta.
-        expected_error: Error expected of the final model; gives lambda_0.
-        equal_votes: Whether every checkpoint is a member with a vote of 1 and
-            the weights stay as they are: no boosting, a plain average.
-        updates_from_first: Whether each update begins from the first round's
-            omega instead of the last one's (Snapshot Boosting).
+        policy: How checkpoints vote and what becomes of the weights, such as
+            `policies.Boosting()`, CBNN with the paper's numbers.
+
+    Attributes:
+        distribution: omega of the round to come.
+        votes: lambda of each member so far.
+        bound: Product of the Zs so far.
 
     Example:
 
-    >>> booster = Booster(np.full(4, 0.25), 2, deviation_rate=1.0)
+    >>> from cbnn_keras.policies import Boosting
+    >>> booster = Booster(np.full(4, 0.25), 2, Boosting(deviation_rate=1.0))
     >>> stage = booster.add(np.array([True, True, True, False]))
     >>> stage.error, round(stage.vote, 4), round(stage.normaliser, 4)
     (0.25, 1.0986, 0.5)
     """
 
     def __init__(
-        self,
-        distribution: Floats,
-        num_classes: int,
-        deviation_rate: float = 0.01,
-        expected_error: float = 0.05,
-        *,
-        equal_votes: bool = False,
-        updates_from_first: bool = False,
+        self, distribution: Floats, num_classes: int, policy: Policy
     ) -> None:
-        self.weights = distribution
+        self.distribution = distribution
         self.votes: list[float] = []
         self.bound = 1.0
-        self._first_weights = distribution
+        self._first = distribution
         self._num_classes = num_classes
-        self._deviation_rate = deviation_rate
-        self._reserved_vote = stage_vote(expected_error, num_classes)
-        self._equal_votes = equal_votes
-        self._updates_from_first = updates_from_first
+        self._policy = policy
         self._true_class_votes = np.zeros_like(distribution)
 
     def may_continue(self) -> bool:
         """The stop rule: may there be another checkpoint before the last?"""
-        return is_within_budget(
-            self.votes, self._deviation_rate, self._reserved_vote
-        )
+        return self._policy.may_continue(self.votes, self._num_classes)
 
     def add(self, correct: Bools, *, is_final: bool = False) -> Stage:
         """Takes one checkpoint in, and reweights unless it is the final one.
 
-        A checkpoint that is no better than chance is not a member and leaves
-        the weights alone. Only a final model that no member precedes is taken
-        in any case, with a vote of 1: the ensemble is then that model.
+        A checkpoint that gets no vote is not a member and leaves the weights
+        alone. Only a final model that no member precedes is taken in any case,
+        with a vote of 1: the ensemble is then that model.
         """
-        error = stage_error(self.weights, correct)
-        smallest = float(self.weights[self.weights > 0].min())
-        is_member = is_better_than_chance(
-            max(error, smallest / 2), self._num_classes
-        )
-        vote, normaliser = 0.0, 1.0
-        if self._equal_votes:
-            is_member, vote = True, 1.0
-        elif is_member:
-            vote = stage_vote(error, self._num_classes, smallest)
-            normaliser = stage_normaliser(error, vote, self._deviation_rate)
+        error = stage_error(self.distribution, correct)
+        smallest = float(self.distribution[self.distribution > 0].min())
+        vote = self._policy.vote(error, self._num_classes, smallest)
+        if vote:
+            self.bound *= (normaliser := self._policy.normaliser(error, vote))
             if not is_final:
-                start = (
-                    self._first_weights
-                    if self._updates_from_first
-                    else self.weights
+                self.distribution = self._policy.update(
+                    self._first, self.distribution, correct, vote
                 )
-                self.weights = update_weights(
-                    start, correct, vote, self._deviation_rate
-                )
-        elif is_final and not self.votes:
-            is_member, vote = True, 1.0
-        if is_member:
+        else:
+            normaliser = 1.0
+            vote = 1.0 if is_final and not self.votes else 0.0
+        if vote:
             self.votes.append(vote)
             self._true_class_votes = self._true_class_votes + vote * correct
-        self.bound *= normaliser
         return Stage(
             error=error,
             vote=vote,
             normaliser=normaliser,
             bound=self.bound,
             exponential_loss=self._exponential_loss(),
-            is_member=is_member,
-            within_budget=is_within_budget(self.votes, self._deviation_rate),
+            is_member=bool(vote),
+            within_budget=self._policy.is_within_budget(self.votes),
             is_final=is_final,
         )
 
@@ -305,5 +306,5 @@ class Booster:
         if not self.votes:
             return 1.0  # exp(-0): no member has voted for anything yet
         return exponential_loss(
-            self._first_weights, self._true_class_votes, sum(self.votes)
+            self._first, self._true_class_votes, sum(self.votes)
         )

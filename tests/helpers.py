@@ -4,6 +4,8 @@ import keras
 import numpy as np
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
+from cbnn_keras.policies import Boosting
+from cbnn_keras.runs.manifest import Header, Round, Settings
 from cbnn_keras.runs.run import MemoryRun
 
 # Of a report, in their order on the page.
@@ -84,15 +86,44 @@ class Undescribed(keras.Model):
         return x
 
 
-def header(model, *, is_binary=False, from_logits=False):
+def header(model, *, is_binary=False, from_logits=False, **changes):
     """What a run of eight samples says about itself."""
-    return {
-        "num_classes": 2 if is_binary else model.output_shape[-1],
-        "is_binary": is_binary,
-        "from_logits": from_logits,
-        "num_samples": 8,
-        "settings": {"deviation_rate": 0.01, "expected_error": 0.05},
-    }
+    if "num_classes" not in changes:
+        num_classes = 2 if is_binary else model.output_shape[-1]
+        changes["num_classes"] = num_classes
+    return Header(
+        **{
+            "method": "cbnn",
+            "package_version": "0",
+            "num_samples": 8,
+            "is_binary": is_binary,
+            "from_logits": from_logits,
+            "num_parameters": model.count_params(),
+            "architecture": "none",
+            "labels": "none",
+            "settings": Settings(Boosting()),
+            **changes,
+        }
+    )
+
+
+def round_at(step, vote=1.0, **changes):
+    """What a round could have left."""
+    return Round(
+        **{
+            "step": step,
+            "epoch": 0,
+            "error": 0.25,
+            "vote": vote,
+            "normaliser": 1.0,
+            "bound": 1.0,
+            "exponential_loss": 1.0,
+            "is_member": True,
+            "within_budget": True,
+            "is_final": False,
+            **changes,
+        }
+    )
 
 
 def memory_ensemble(model, votes, **options):
@@ -103,8 +134,7 @@ def memory_ensemble(model, votes, **options):
     for step, vote in enumerate(votes, start=1):
         # Variances stay positive, and what was zero does not stay zero.
         model.set_weights([_moved(weight, generator) for weight in kept])
-        record = {"step": step, "vote": vote, "is_final": False}
-        run.add_round(record, np.ones(8, dtype=bool), model)
+        run.add_round(round_at(step, vote), np.ones(8, dtype=bool), model)
     model.set_weights(kept)
     return CheckpointEnsemble(run, model)
 

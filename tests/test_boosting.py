@@ -22,6 +22,7 @@ from cbnn_keras.boosting import (
     stage_vote,
     update_weights,
 )
+from cbnn_keras.policies import Boosting
 
 # The same examples on every machine; no deadline, as CI machines stall.
 reproducible = settings(derandomize=True, deadline=None, max_examples=200)
@@ -244,7 +245,9 @@ def test_deviation_rate_one_is_samme_of_scikit_learn(load, depth, is_uniform):
     assert len(boosted.estimators_) == num_rounds
     assert boosted.estimator_errors_.min() > 1e-3
 
-    booster = Booster(distribution, len(boosted.classes_), deviation_rate=1.0)
+    booster = Booster(
+        distribution, len(boosted.classes_), Boosting(deviation_rate=1.0)
+    )
     for tree, error, vote in zip(
         boosted.estimators_,
         boosted.estimator_errors_,
@@ -252,7 +255,7 @@ def test_deviation_rate_one_is_samme_of_scikit_learn(load, depth, is_uniform):
         strict=True,
     ):
         np.testing.assert_allclose(
-            booster.weights, tree.sample_weight_, rtol=1e-12
+            booster.distribution, tree.sample_weight_, rtol=1e-12
         )
         stage = booster.add(tree.predict(x) == y)
         assert stage.error == pytest.approx(error, rel=1e-12)
@@ -274,7 +277,9 @@ class Rounds(NamedTuple):
     distribution: np.ndarray
 
     def booster(self):
-        return Booster(self.distribution, self.num_classes, self.deviation_rate)
+        return Booster(
+            self.distribution, self.num_classes, Boosting(self.deviation_rate)
+        )
 
 
 @st.composite
@@ -384,8 +389,8 @@ def test_weights_stay_within_a_factor_of_each_other(case):
         booster.add(correct)
         # By multiplication: a quotient of weights may overflow.
         limit = math.exp(case.deviation_rate * sum(booster.votes))
-        largest = booster.weights.min() * limit * (1 + 1e-12)
-        assert booster.weights.max() <= largest
+        largest = booster.distribution.min() * limit * (1 + 1e-12)
+        assert booster.distribution.max() <= largest
     assume(booster.votes)
 
 
@@ -395,11 +400,11 @@ def test_weights_stay_a_distribution(case):
     booster = case.booster()
     for correct in case.correct:
         booster.add(correct)
-        assert booster.weights.shape == case.distribution.shape
-        assert booster.weights.dtype == np.float64
-        assert np.isfinite(booster.weights).all()
-        assert (booster.weights >= 0).all()
-        assert booster.weights.sum() == pytest.approx(1, rel=1e-12)
+        assert booster.distribution.shape == case.distribution.shape
+        assert booster.distribution.dtype == np.float64
+        assert np.isfinite(booster.distribution).all()
+        assert (booster.distribution >= 0).all()
+        assert booster.distribution.sum() == pytest.approx(1, rel=1e-12)
     assume(booster.votes)
 
 
@@ -420,7 +425,7 @@ def test_order_of_samples_does_not_matter(case, random):
         assert other_stage.vote == pytest.approx(stage.vote, abs=1e-12)
         assert other_stage.bound == pytest.approx(stage.bound, rel=1e-12)
         np.testing.assert_allclose(
-            other.weights, booster.weights[order], rtol=1e-12
+            other.distribution, booster.distribution[order], rtol=1e-12
         )
     assume(booster.votes)
 
@@ -448,9 +453,9 @@ def test_zero_weight_equals_dropped_sample(case, data):
             assert other_stage.exponential_loss == pytest.approx(
                 stage.exponential_loss, rel=1e-12
             )
-        np.testing.assert_array_equal(other.weights[:num_extra], 0)
+        np.testing.assert_array_equal(other.distribution[:num_extra], 0)
         np.testing.assert_allclose(
-            other.weights[num_extra:], booster.weights, rtol=1e-12
+            other.distribution[num_extra:], booster.distribution, rtol=1e-12
         )
     assume(booster.votes)
 
@@ -476,12 +481,14 @@ def test_normaliser_equals_its_definition(case, vote):
 @given(rounds())
 def test_deviation_rate_one_brings_a_member_down_to_chance(case):
     # SAMME: under the new weights the old stage is worth nothing.
-    booster = Booster(case.distribution, case.num_classes, deviation_rate=1.0)
+    booster = Booster(
+        case.distribution, case.num_classes, Boosting(deviation_rate=1.0)
+    )
     num_checked = 0
     for correct in case.correct:
         stage = booster.add(correct)
         if stage.is_member and stage.error > 0:
-            error = stage_error(booster.weights, correct)
+            error = stage_error(booster.distribution, correct)
             chance = 1 - 1 / case.num_classes
             assert error == pytest.approx(chance, rel=1e-12)
             num_checked += 1
@@ -494,7 +501,7 @@ def test_deviation_rate_one_brings_a_member_down_to_chance(case):
 def test_booster_of_three_rounds_by_hand():
     # Four samples, k = 2, eta = 1. Lambda = log((1-e)/e), exp(-lambda) its
     # inverse.
-    booster = Booster(np.full(4, 1 / 4), 2, deviation_rate=1.0)
+    booster = Booster(np.full(4, 1 / 4), 2, Boosting(deviation_rate=1.0))
 
     first = booster.add(bits("1110"))
     assert first.error == pytest.approx(1 / 4)
@@ -503,7 +510,9 @@ def test_booster_of_three_rounds_by_hand():
     assert first.bound == pytest.approx(1 / 2)
     # One member: its share is 1 on three samples and 0 on the last.
     assert first.exponential_loss == pytest.approx((3 * math.exp(-1) + 1) / 4)
-    np.testing.assert_allclose(booster.weights, [1 / 6, 1 / 6, 1 / 6, 1 / 2])
+    np.testing.assert_allclose(
+        booster.distribution, [1 / 6, 1 / 6, 1 / 6, 1 / 2]
+    )
 
     second = booster.add(bits("0111"))
     assert second.error == pytest.approx(1 / 6)
@@ -512,7 +521,7 @@ def test_booster_of_three_rounds_by_hand():
     assert second.bound == pytest.approx(1 / 6)
     # 1/6 * 3; 1/6 * 1/5 * 3, twice; 1/2 * 1/5 * 3.
     weights = [1 / 2, 1 / 10, 1 / 10, 3 / 10]
-    np.testing.assert_allclose(booster.weights, weights)
+    np.testing.assert_allclose(booster.distribution, weights)
 
     third = booster.add(bits("1011"), is_final=True)
     assert third.error == pytest.approx(1 / 10)
@@ -520,7 +529,7 @@ def test_booster_of_three_rounds_by_hand():
     assert third.normaliser == pytest.approx(1 / 5)  # 9/10 * 1/9 + 1/10
     assert third.bound == pytest.approx(1 / 30)
     # The final model is not followed by training: its weights stay.
-    np.testing.assert_allclose(booster.weights, weights)
+    np.testing.assert_allclose(booster.distribution, weights)
     # log 3 + log 5 + log 9 in all; each sample lacks what got it wrong.
     total = math.log(135)
     shares = [math.log(27), math.log(15), math.log(135), math.log(45)]
@@ -537,20 +546,20 @@ def test_perfect_stage_is_half_a_sample_wrong_for_its_vote_only():
     # The smallest positive weight is 1/4: e counts as 1/8, (7/8) / (1/8) = 7.
     # Z uses e = 0 as it is: exp(-log(7) / 2). With 1/8 it would be 0.456.
     distribution = np.array([0.0, 0.25, 0.25, 0.5])
-    booster = Booster(distribution, 2, deviation_rate=0.5)
+    booster = Booster(distribution, 2, Boosting(deviation_rate=0.5))
     stage = booster.add(bits("1111"))
     assert stage.error == 0.0
     assert stage.vote == pytest.approx(math.log(7), rel=1e-14)
     assert stage.normaliser == pytest.approx(1 / math.sqrt(7), rel=1e-14)
     assert stage.exponential_loss == pytest.approx(math.exp(-1), rel=1e-14)
     assert stage.is_member
-    np.testing.assert_allclose(booster.weights, distribution, rtol=1e-14)
+    np.testing.assert_allclose(booster.distribution, distribution, rtol=1e-14)
 
 
 def test_floor_follows_the_current_weights():
     # eta = 1, k = 2: 1/6, 1/6, 1/6, 1/2 after the first round. A perfect
     # second stage counts as 1/12 wrong, and not as 1/8: 11, and not 7.
-    booster = Booster(np.full(4, 1 / 4), 2, deviation_rate=1.0)
+    booster = Booster(np.full(4, 1 / 4), 2, Boosting(deviation_rate=1.0))
     booster.add(bits("1110"))
     stage = booster.add(bits("1111"))
     assert stage.vote == pytest.approx(math.log(11), rel=1e-14)
@@ -560,11 +569,11 @@ def test_deviation_rate_zero_changes_no_weight():
     # Bit-identical, so that the run is that of plain Keras. Weights that are
     # powers of 2 sum to exactly 1.
     distribution = np.array([0.5, 0.25, 0.125, 0.125])
-    booster = Booster(distribution, 3, deviation_rate=0.0)
+    booster = Booster(distribution, 3, Boosting(deviation_rate=0.0))
     for correct in ("1000", "1111", "0111"):
         stage = booster.add(bits(correct))
         assert stage.is_member and stage.normaliser == 1.0
-        np.testing.assert_array_equal(booster.weights, distribution)
+        np.testing.assert_array_equal(booster.distribution, distribution)
     assert booster.bound == 1.0
     assert stage.within_budget and booster.may_continue()
 
@@ -579,32 +588,34 @@ def test_deviation_rate_zero_changes_no_weight():
     ],
 )
 def test_stage_no_better_than_chance_is_not_a_member(correct, num_classes):
-    booster = Booster(np.full(4, 0.25), num_classes, deviation_rate=0.5)
+    booster = Booster(
+        np.full(4, 0.25), num_classes, Boosting(deviation_rate=0.5)
+    )
     stage = booster.add(bits(correct))
     assert stage.error == bits(correct).tolist().count(False) / 4
     assert not stage.is_member
     assert (stage.vote, stage.normaliser, stage.bound) == (0.0, 1.0, 1.0)
     assert stage.exponential_loss == 1.0
     assert booster.votes == []
-    np.testing.assert_array_equal(booster.weights, np.full(4, 0.25))
+    np.testing.assert_array_equal(booster.distribution, np.full(4, 0.25))
 
 
 def test_no_member_amid_members_leaves_their_state_alone():
-    booster = Booster(np.full(4, 0.25), 2, deviation_rate=0.5)
+    booster = Booster(np.full(4, 0.25), 2, Boosting(deviation_rate=0.5))
     member = booster.add(bits("1110"))
-    weights, votes = booster.weights.copy(), list(booster.votes)
+    weights, votes = booster.distribution.copy(), list(booster.votes)
     stage = booster.add(bits("0001"))
     assert not stage.is_member
     assert (stage.vote, stage.normaliser) == (0.0, 1.0)
     assert stage.bound == member.bound
     assert stage.exponential_loss == member.exponential_loss
     assert booster.votes == votes
-    np.testing.assert_array_equal(booster.weights, weights)
+    np.testing.assert_array_equal(booster.distribution, weights)
 
 
 def test_final_stage_records_but_does_not_reweight():
     distribution = np.array([0.1, 0.2, 0.3, 0.4])
-    booster = Booster(distribution, 2, deviation_rate=0.5)
+    booster = Booster(distribution, 2, Boosting(deviation_rate=0.5))
     # e = 0.2: lambda = log(4), exp(-lambda / 2) = 1/2, Z = 0.8 / 2 + 0.2.
     stage = booster.add(bits("1011"), is_final=True)
     assert stage.error == pytest.approx(0.2)
@@ -612,12 +623,12 @@ def test_final_stage_records_but_does_not_reweight():
     assert stage.normaliser == pytest.approx(0.6)
     assert stage.bound == pytest.approx(0.6)
     assert stage.is_member
-    np.testing.assert_array_equal(booster.weights, distribution)
+    np.testing.assert_array_equal(booster.distribution, distribution)
 
 
 @pytest.mark.parametrize("correct", ["1100", "1000", "0000"])
 def test_lone_final_model_is_a_member_even_if_no_better_than_chance(correct):
-    booster = Booster(np.full(4, 0.25), 2, deviation_rate=0.01)
+    booster = Booster(np.full(4, 0.25), 2, Boosting(deviation_rate=0.01))
     booster.add(bits("0001"))  # no member either
     stage = booster.add(bits(correct), is_final=True)
     assert stage.is_member
@@ -628,11 +639,11 @@ def test_lone_final_model_is_a_member_even_if_no_better_than_chance(correct):
     num_right = bits(correct).sum()
     loss = (num_right * math.exp(-1) + 4 - num_right) / 4
     assert stage.exponential_loss == pytest.approx(loss, rel=1e-14)
-    np.testing.assert_array_equal(booster.weights, np.full(4, 0.25))
+    np.testing.assert_array_equal(booster.distribution, np.full(4, 0.25))
 
 
 def test_final_model_no_better_than_chance_does_not_join_members():
-    booster = Booster(np.full(4, 0.25), 2, deviation_rate=0.01)
+    booster = Booster(np.full(4, 0.25), 2, Boosting(deviation_rate=0.01))
     member = booster.add(bits("1110"))
     stage = booster.add(bits("0001"), is_final=True)
     assert not stage.is_member
@@ -650,8 +661,7 @@ def test_stop_rule_is_line_3_of_algorithm_1(case, expected_error):
     booster = Booster(
         case.distribution,
         case.num_classes,
-        case.deviation_rate,
-        expected_error=expected_error,
+        Boosting(case.deviation_rate, expected_error),
     )
     sum_of_votes = math.log((1 - expected_error) / expected_error)
     sum_of_votes += math.log(case.num_classes - 1)  # lambda_0
@@ -667,12 +677,12 @@ def test_stop_rule_expects_an_error_of_a_twentieth_unless_told():
     # k = 2: lambda_0 = log(0.95 / 0.05) = log(19).
     limit = math.log(19)
     weights = np.full(4, 0.25)
-    assert Booster(weights, 2, 1 / (limit + 1e-6)).may_continue()
-    assert not Booster(weights, 2, 1 / (limit - 1e-6)).may_continue()
+    assert Booster(weights, 2, Boosting(1 / (limit + 1e-6))).may_continue()
+    assert not Booster(weights, 2, Boosting(1 / (limit - 1e-6))).may_continue()
 
 
 def test_deviation_rate_is_a_hundredth_unless_told():
-    stage = Booster(np.full(4, 0.25), 2).add(bits("1110"))
+    stage = Booster(np.full(4, 0.25), 2, Boosting()).add(bits("1110"))
     expected = 0.75 * 3**-0.01 + 0.25  # exp(-0.01 * log(3))
     assert stage.normaliser == pytest.approx(expected, rel=1e-14)
 
@@ -682,7 +692,7 @@ def test_votes_may_pass_the_budget_by_the_one_not_yet_known():
     # so the rule allows another: 0.41 + 1.10 < 2. Weights after it: 0.211 for
     # the right, 0.366 for the wrong. Second lambda: log(0.789 / 0.211) = 1.32;
     # 1.10 + 1.32 > 2.
-    booster = Booster(np.full(4, 0.25), 2, 0.5, expected_error=0.4)
+    booster = Booster(np.full(4, 0.25), 2, Boosting(0.5, expected_error=0.4))
     assert booster.add(bits("1110")).within_budget
     assert booster.may_continue()
     stage = booster.add(bits("0111"))
@@ -694,7 +704,7 @@ def test_votes_may_pass_the_budget_by_the_one_not_yet_known():
 def test_budget_of_a_stage_does_not_reserve_the_final_vote():
     # 1/eta = 2, lambda_0 = log(19) = 2.94: no checkpoint may follow, but the
     # theorem holds for what there is, log(3) = 1.10.
-    booster = Booster(np.full(4, 0.25), 2, 0.5)
+    booster = Booster(np.full(4, 0.25), 2, Boosting(0.5))
     assert not booster.may_continue()
     assert booster.add(bits("1110")).within_budget
 
@@ -711,7 +721,7 @@ def test_replay_of_the_same_bits_is_bit_identical(case, has_final):
             booster.add(row, is_final=has_final and index == len(case.correct))
             for index, row in enumerate(case.correct, start=1)
         ]
-        states.append((stages, booster.votes, booster.weights.tobytes()))
+        states.append((stages, booster.votes, booster.distribution.tobytes()))
     assert states[0] == states[1]
     np.testing.assert_array_equal(case.distribution, before)
     assume(booster.votes)
@@ -720,13 +730,13 @@ def test_replay_of_the_same_bits_is_bit_identical(case, has_final):
 @pytest.mark.parametrize(("n", "k"), [(14, 2), (200, 2), (50_000, 100)])
 def test_constant_prediction_on_balanced_classes_is_no_member(n, k):
     """Rounding of the sum of n weights must not let it pass."""
-    booster = Booster(np.full(n, 1 / n), k)
+    booster = Booster(np.full(n, 1 / n), k, Boosting())
     assert not booster.add(np.arange(n) % k == 0).is_member
 
 
 def test_a_single_sample_of_two_classes_gives_no_vote():
     """Half a sample wrong is an error of 1/2, which is chance."""
-    stage = Booster(np.ones(1), 2).add(np.array([True]))
+    stage = Booster(np.ones(1), 2, Boosting()).add(np.array([True]))
     assert (stage.is_member, stage.vote) == (False, 0.0)
     assert stage.exponential_loss == 1
 

@@ -13,8 +13,8 @@ from cbnn_keras import metrics
 from cbnn_keras.analysis import diversity, samples
 from cbnn_keras.analysis.class_weights import ClassWeights, weights_by_class
 from cbnn_keras.analysis.evaluation import Evaluation, Labelled
-from cbnn_keras.ensemble.ensemble import CheckpointEnsemble, ModelNeededError
-from cbnn_keras.ensemble.validation import split_labels
+from cbnn_keras.data.labelled import split_labels
+from cbnn_keras.ensemble import CheckpointEnsemble, ModelNeededError
 from cbnn_keras.runs.run import Run
 
 Source = CheckpointEnsemble | str | os.PathLike[str]
@@ -133,7 +133,7 @@ def _without_data(name: str, source: Source) -> Findings:
     run = samples.as_run(source)
     steps = run.members
     if isinstance(source, CheckpointEnsemble):
-        steps = [member["step"] for member in source.members]
+        steps = [record.step for record in source.rounds]
     if not steps:
         raise ValueError(
             f"{source}: the run has no members yet. Wait until training has "
@@ -144,9 +144,9 @@ def _without_data(name: str, source: Source) -> Findings:
 
 
 def _notes_of(run: Run) -> Iterator[str]:
-    if not run.rounds[-1]["is_final"]:
+    if not run.rounds[-1].is_final:
         yield "The run is not finished: there will be more members."
-    elif run.rounds[-1]["step"] not in run.members:
+    elif run.rounds[-1].step not in run.members:
         yield (
             "The model at the end of training is not a member: it was no "
             "better than chance on the weighted training set."
@@ -169,7 +169,7 @@ def _place(source: Source) -> str:
     if not isinstance(source, CheckpointEnsemble):
         return str(pathlib.Path(source).absolute())
     path = getattr(source.run, "path", None)
-    method = source.run.header.get("method", "unknown")
+    method = source.run.header.method
     return f"{method} run" if path is None else str(path)
 
 
@@ -194,7 +194,7 @@ def short_names(places: Sequence[str]) -> list[str]:
 def _check_same_classes(
     names: Sequence[str], ensembles: list[CheckpointEnsemble]
 ) -> None:
-    numbers = [e.run.header["num_classes"] for e in ensembles]
+    numbers = [e.run.header.num_classes for e in ensembles]
     if len(set(numbers)) > 1:
         found = ", ".join(
             f"{name} has {number}"
@@ -254,7 +254,7 @@ def _evaluate(
     is_training = has_own_labels and _is_as_recorded(
         ensemble, probabilities[-1], labels
     )
-    num_trained_on = ensemble.run.header["num_samples"]
+    num_trained_on = ensemble.run.header.num_samples
     return Evaluation(
         data=data,
         is_training=is_training,
@@ -274,14 +274,14 @@ def _is_as_recorded(
     Labels may be those of training by chance, if classes take turns.
     """
     is_right = metrics.predicted_classes(last) == labels
-    recorded = ensemble.run.correct(ensemble.members[-1]["step"])
+    recorded = ensemble.run.correct(ensemble.rounds[-1].step)
     # Rounding may turn a tie; other inputs change much more.
     return bool(np.mean(is_right == recorded) > 0.99)
 
 
 def _last(ensemble: CheckpointEnsemble) -> str:
-    is_one_run = ensemble.run.header.get("method") != "parallel"
-    is_final = ensemble.members[-1].get("is_final", False)
+    is_one_run = ensemble.run.header.method != "parallel"
+    is_final = ensemble.rounds[-1].is_final
     return "final model" if is_final and is_one_run else "last member"
 
 
@@ -291,7 +291,7 @@ def _with_data(
     ensemble: CheckpointEnsemble,
     evaluations: list[Evaluation],
 ) -> Findings:
-    run, steps = ensemble.run, [m["step"] for m in ensemble.members]
+    run, steps = ensemble.run, [r.step for r in ensemble.rounds]
     on_training = [e for e in evaluations if e.is_training]
     # One that only has the labels of training comes last.
     on_unseen = sorted(
@@ -309,7 +309,7 @@ def _with_data(
         evaluation=(on_unseen or on_training)[0],
         scrutiny=_scrutinise(run, (on_training or on_unseen)[0]),
         by_class=weights_by_class(
-            found.weights, on_training[0].labels, run.header["num_classes"]
+            found.weights, on_training[0].labels, run.header.num_classes
         )
         if on_training
         else None,

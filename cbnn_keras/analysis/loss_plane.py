@@ -21,9 +21,9 @@ import tensorflow as tf
 from cbnn_keras.analysis.geometry import Plane
 from cbnn_keras.analysis.plane_cache import FORMAT, PlaneCache
 from cbnn_keras.boosting import Floats
-from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
+from cbnn_keras.data.labelled import split_labels
+from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.ensemble.selection import equally_spaced
-from cbnn_keras.ensemble.validation import split_labels
 from cbnn_keras.metrics import SMALLEST_PROBABILITY
 from cbnn_keras.models.batch_norm import StatisticsRecomputer
 from cbnn_keras.models.classifier import Classifier
@@ -142,7 +142,7 @@ def loss_plane(
 def _checked_steps(
     ensemble: CheckpointEnsemble, steps: Sequence[int] | None
 ) -> tuple[int, int, int]:
-    members = [int(record["step"]) for record in ensemble.members]
+    members = [record.step for record in ensemble.rounds]
     if len(members) < 3:
         raise ValueError(
             f"A plane takes three members; the ensemble has {len(members)}. "
@@ -161,8 +161,8 @@ def _checked_steps(
 
 def _omegas(run: Run, steps: Iterable[int]) -> Floats:
     """omega as training saw it in the members' rounds, `(3, num_samples)`."""
-    rounds = [record["step"] for record in run.rounds]
-    return np.stack([run.replay(rounds.index(s)).weights for s in steps])
+    rounds = [record.step for record in run.rounds]
+    return np.stack([run.replay(rounds.index(s)).distribution for s in steps])
 
 
 def _parameters(ensemble: CheckpointEnsemble, step: int) -> Floats:
@@ -198,9 +198,9 @@ class _Samples:
         max_samples: int | None,
     ) -> "_Samples":
         owner = "loss_plane"
-        size = arguments.positive_integer(owner, "batch_size", batch_size)
+        size = arguments.integer(owner, "batch_size", batch_size)
         if max_samples is not None:
-            arguments.positive_integer(owner, "max_samples", max_samples)
+            arguments.integer(owner, "max_samples", max_samples)
         x, labels = _checked_data(ensemble, x, y)
         generator = np.random.default_rng(_SEED)
         order = generator.permutation(len(labels))[:max_samples]
@@ -232,15 +232,14 @@ def _checked_data(
             "order of training."
         )
     x, labels = split_labels(ensemble.classifier, x, y)
-    num_samples = ensemble.run.header["num_samples"]
+    num_samples = ensemble.run.header.num_samples
     if len(labels) != num_samples:
         raise ValueError(
             f"There are {len(labels)} samples, but the run was trained on "
             f"{num_samples}, each with its omega: give the training data in "
             "the order of training, and `max_samples=` to use fewer of them."
         )
-    is_known = "labels" in ensemble.run.header
-    if is_known and not ensemble.run.is_trained_on(labels):
+    if not ensemble.run.is_trained_on(labels):
         raise ValueError(
             "The labels are not those that the run was trained on, in their "
             "order, so that omega would belong to other samples: give the "
@@ -360,12 +359,12 @@ def _key(
     Of what was stored or given, and not of what was computed from it: sums may
     be rounded in another way in another process.
     """
-    settings = json.dumps([FORMAT, options, run.header["settings"]])
+    settings = json.dumps([FORMAT, options, run.header.settings.to_json()])
     digest = hashlib.sha256(settings.encode())
     digest.update(samples.digest)
     others = map(keras.ops.convert_to_numpy, model.non_trainable_weights)
-    rounds = [run.correct(record["step"]) for record in run.rounds]
-    _update(digest, [run.first_weights, *rounds, *vectors, *others])
+    rounds = [run.correct(record.step) for record in run.rounds]
+    _update(digest, [run.first_distribution, *rounds, *vectors, *others])
     return digest.hexdigest()
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbnn_keras import metrics
+from cbnn_keras.data.labelled import split_labels
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
-from cbnn_keras.ensemble.validation import split_labels
 from cbnn_keras.metrics import SMALLEST_PROBABILITY
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.run import Run
@@ -82,7 +82,7 @@ def hardest_samples(
     weights = final_weights(found)
     mistakes = np.zeros((len(found.rounds), len(weights)), dtype=bool)
     for row, record in zip(mistakes, found.rounds, strict=True):
-        row[:] = ~found.correct(record["step"])
+        row[:] = ~found.correct(record.step)
     num_mistakes = mistakes.sum(axis=0)
     # The last key decides first; of the rounds, the last one.
     keys = [*mistakes, num_mistakes, weights]
@@ -270,10 +270,10 @@ def final_weights(run: Run) -> NDArray[np.float64]:
     own sample weights where there are any, which say nothing of how hard a
     sample is. Those that the user gave no weight have 1.
     """
-    first = run.first_weights
+    first = run.first_distribution
     is_used = first > 0
     raised = np.ones(len(first))
-    raised[is_used] = run.replay().weights[is_used] / first[is_used]
+    raised[is_used] = run.replay().distribution[is_used] / first[is_used]
     raised[is_used] /= raised[is_used].mean()
     return raised
 

@@ -17,7 +17,8 @@ import tensorflow as tf
 
 from cbnn_keras.analysis.diversity import pairwise_disagreement
 from cbnn_keras.analysis.plots.maps import draw_heat_map
-from cbnn_keras.runs.run import Record, Run
+from cbnn_keras.runs.manifest import Round
+from cbnn_keras.runs.run import Run
 from cbnn_keras.support.extras import need
 from cbnn_keras.training.checkpointing import CheckpointCallback
 
@@ -90,7 +91,7 @@ class TensorBoardLogger(keras.callbacks.Callback):
 
     # Hooks, in the order in which Keras calls them.
 
-    def on_train_begin(self, logs: Record | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._check_callback()
         self._check_directory()
         self._close()  # still open after a `fit` that failed
@@ -98,15 +99,17 @@ class TensorBoardLogger(keras.callbacks.Callback):
         self._known = (
             _read_scalars(self.log_dir) if self.callback.resume else {}
         )
-        self._last: Record | None = None
+        self._last: Round | None = None
         self._num_epochs = 0
 
     def on_train_batch_end(
-        self, batch: int, logs: Record | None = None
+        self, batch: int, logs: dict[str, Any] | None = None
     ) -> None:
         self._write_new_rounds()
 
-    def on_epoch_end(self, epoch: int, logs: Record | None = None) -> None:
+    def on_epoch_end(
+        self, epoch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         logs = logs or {}
         self._num_epochs += 1
         if self._num_epochs == 1:
@@ -118,7 +121,7 @@ class TensorBoardLogger(keras.callbacks.Callback):
                 {"val_ensemble_accuracy": accuracy}, self.callback.step
             )
 
-    def on_train_end(self, logs: Record | None = None) -> None:
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._write_new_rounds()
         self._close()
 
@@ -143,9 +146,9 @@ class TensorBoardLogger(keras.callbacks.Callback):
                 f"written to: {error.message}."
             ) from error
 
-    def _check_order(self, logs: Record) -> None:
+    def _check_order(self, logs: dict[str, Any]) -> None:
         # The callback puts it there at the end of every epoch.
-        if "cbnn_members" not in logs:
+        if f"{self.callback.LOG_PREFIX}_members" not in logs:
             warnings.warn(
                 "TensorBoardLogger is listed before its "
                 f"{type(self.callback).__name__}: `val_ensemble_accuracy`, and "
@@ -157,22 +160,23 @@ class TensorBoardLogger(keras.callbacks.Callback):
     # What is written.
 
     def _write_new_rounds(self) -> None:
-        history = self.callback.history
-        # After most batches there is nothing to do.
-        if not history or history[-1] is self._last:
+        if not self.callback.history:
             return
         run = self.callback.run
+        # After most batches there is nothing to do.
+        if run.rounds[-1] is self._last:
+            return
         num_members = 0
-        for i, record in enumerate(history):
-            num_members += record["is_member"]
+        for i, record in enumerate(run.rounds):
+            num_members += record.is_member
             scalars = _scalars_of(run, record) | {"members": num_members}
-            if not self._is_known(scalars, record["step"]):
+            if not self._is_known(scalars, record.step):
                 self._write_round(run, i, scalars)
-        self._last = history[-1]
+        self._last = run.rounds[-1]
 
-    def _write_round(self, run: Run, i: int, scalars: Record) -> None:
+    def _write_round(self, run: Run, i: int, scalars: dict[str, float]) -> None:
         summary = _operations()
-        step = run.rounds[i]["step"]
+        step = run.rounds[i].step
         with self._open().as_default():
             summary.histogram(
                 self._tag("sample_weights"), self._weights_after(run, i), step
@@ -183,7 +187,7 @@ class TensorBoardLogger(keras.callbacks.Callback):
         # Last: a round whose scalars are there is there as a whole.
         self._write_scalars(scalars, step)
 
-    def _write_scalars(self, scalars: Record, step: int) -> None:
+    def _write_scalars(self, scalars: dict[str, float], step: int) -> None:
         if self._is_known(scalars, step):
             return
         # Its end flushes the file: people watch while it trains.
@@ -192,7 +196,7 @@ class TensorBoardLogger(keras.callbacks.Callback):
                 _operations().scalar(self._tag(name), value, step)
                 self._known[self._tag(name), step] = np.float32(value)
 
-    def _is_known(self, scalars: Record, step: int) -> bool:
+    def _is_known(self, scalars: dict[str, float], step: int) -> bool:
         # By value and not by record: a record that only becomes final is the
         # same round, one that becomes a member is not.
         return all(
@@ -203,7 +207,7 @@ class TensorBoardLogger(keras.callbacks.Callback):
     def _weights_after(self, run: Run, i: int) -> np.ndarray:
         if i == len(run.rounds) - 1:
             return cast(np.ndarray, self.callback.sample_weights.numpy())
-        weights = run.replay(i + 1).weights * run.header["num_samples"]
+        weights = run.replay(i + 1).distribution * run.header.num_samples
         return weights.astype(np.float32)
 
     def _tag(self, name: str) -> str:
@@ -235,11 +239,11 @@ def _operations() -> Any:
     return need("tensorboard.summary.v2", _EXTRA)
 
 
-def _scalars_of(run: Run, record: Record) -> Record:
+def _scalars_of(run: Run, record: Round) -> dict[str, float]:
     names = ["error", "vote", "normaliser"]
     if run.has_bound:
         names += ["bound", "exponential_loss"]
-    return {name: record[name] for name in names}
+    return {name: getattr(record, name) for name in names}
 
 
 def _disagreement_image(run: Run, step: int) -> np.ndarray:

@@ -9,7 +9,7 @@ that loads, selects, inspects and exports like any other:
     sse.ensemble().evaluate(x_test, y_test)
 
 Only Snapshot Boosting changes sample weights; with the others they stay 1.
-`fit`'s logs have the names that they have with CBNN, such as `cbnn_error`.
+In `fit`'s logs their names begin with `ensemble_`, as in `ensemble_error`.
 """
 
 from cbnn_keras.baselines.fast_geometric import FastGeometricEnsemble

@@ -4,13 +4,12 @@ import os
 from typing import ClassVar, Unpack
 
 from cbnn_keras import schedules
-from cbnn_keras.boosting import EQUAL_VOTES
+from cbnn_keras.policies import EqualVotes
 from cbnn_keras.support import arguments
-from cbnn_keras.training.checkpointing import (
+from cbnn_keras.training.checkpointing import CheckpointCallback, RunOptions
+from cbnn_keras.training.plan import (
     DEFAULT_NUM_CHECKPOINTS,
-    CheckpointCallback,
     Plan,
-    RunOptions,
     Schedule,
     by_step,
     known_steps,
@@ -42,7 +41,7 @@ class FastGeometricEnsemble(CheckpointCallback):
         schedule: The learning rate of the first part, by step from 1, or one of
             Keras' schedules. Defaults to None: as the model was compiled, which
             must be with a number.
-        **options: See `checkpointing.RunOptions`.
+        **options: See `training.checkpointing.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "fge"
@@ -80,9 +79,7 @@ class FastGeometricEnsemble(CheckpointCallback):
             allowed="a share between 0 and 1; the default is 0.8",
         )
         if cycle_epochs is not None:
-            cycle_epochs = arguments.positive_integer(
-                name, "cycle_epochs", cycle_epochs
-            )
+            cycle_epochs = arguments.integer(name, "cycle_epochs", cycle_epochs)
             if cycle_epochs % 2:
                 raise ValueError(
                     f"{name}(cycle_epochs={cycle_epochs}): an even number, so "
@@ -123,10 +120,9 @@ class FastGeometricEnsemble(CheckpointCallback):
             )
 
         settings = {
-            **EQUAL_VOTES,
             "num_checkpoints": num,
             "cycle": cycle,
             "highest_rate": self.highest_rate,
             "lowest_rate": self.lowest_rate,
         }
-        return Plan(steps, settings, learning_rate)
+        return Plan(steps, EqualVotes(), settings, learning_rate)

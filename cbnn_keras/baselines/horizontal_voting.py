@@ -3,13 +3,9 @@
 from typing import ClassVar
 
 from cbnn_keras import schedules
-from cbnn_keras.boosting import EQUAL_VOTES
-from cbnn_keras.training.checkpointing import (
-    DEFAULT_NUM_CHECKPOINTS,
-    CheckpointCallback,
-    Plan,
-    known_steps,
-)
+from cbnn_keras.policies import EqualVotes
+from cbnn_keras.training.checkpointing import CheckpointCallback
+from cbnn_keras.training.plan import DEFAULT_NUM_CHECKPOINTS, Plan, known_steps
 
 
 class HorizontalVoting(CheckpointCallback):
@@ -21,7 +17,7 @@ class HorizontalVoting(CheckpointCallback):
     Args:
         directory: See `CBNNCallback`, as for all other arguments.
         num_checkpoints: Of how many epochs. Defaults to 6.
-        **options: See `checkpointing.RunOptions`.
+        **options: See `training.checkpointing.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "horizontal-voting"
@@ -30,4 +26,4 @@ class HorizontalVoting(CheckpointCallback):
         num = self.num_checkpoints or DEFAULT_NUM_CHECKPOINTS
         spacing = known_steps(self._name, steps_per_epoch)
         steps = schedules.last_steps(total_steps, num, spacing)
-        return Plan(steps, {**EQUAL_VOTES, "num_checkpoints": num})
+        return Plan(steps, EqualVotes(), {"num_checkpoints": num})

@@ -1,10 +1,12 @@
 """The parallel ensemble: members of several runs, averaged."""
 
+import dataclasses
 from collections.abc import Iterable
 
-from cbnn_keras.boosting import EQUAL_VOTES
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
-from cbnn_keras.runs.run import MemoryRun, Record
+from cbnn_keras.policies import EqualVotes
+from cbnn_keras.runs.manifest import Header, Settings
+from cbnn_keras.runs.run import MemoryRun
 
 
 def parallel_ensemble(
@@ -39,44 +41,44 @@ def parallel_ensemble(
     first = sources[0].run.header
     for number, source in enumerate(sources[1:], start=2):
         _check_same(first, source.run.header, number)
-    header = {
-        **first,
-        "method": "parallel",
-        "settings": {
-            **EQUAL_VOTES,
-            "methods": [source.run.header["method"] for source in sources],
-            "seeds": [s.run.header["settings"].get("seed") for s in sources],
-        },
+    headers = [source.run.header for source in sources]
+    own = {
+        "methods": [header.method for header in headers],
+        "seeds": [header.settings.seed for header in headers],
     }
-    combined = MemoryRun(header, sources[0].run.base)
+    header = dataclasses.replace(
+        first, method="parallel", settings=Settings(EqualVotes(), own)
+    )
+    combined = MemoryRun(header, sources[0].run.own_distribution)
     offset = 0
     for source in sources:
         _add(combined, source, offset)
-        offset += source.run.rounds[-1]["step"]
+        offset += source.run.rounds[-1].step
     combined.make_last_round_final()
     return CheckpointEnsemble(combined, sources[0].model)
 
 
 def _add(combined: MemoryRun, source: CheckpointEnsemble, offset: int) -> None:
     shares = source.votes / source.votes.sum()
-    for record, share in zip(source.members, shares, strict=True):
-        moved: Record = {
-            **record,
-            "step": record["step"] + offset,
-            "vote": float(share),
-            "is_final": False,
-        }
-        correct = source.run.correct(record["step"])
-        with source.member(record["step"]) as model:
+    for record, share in zip(source.rounds, shares, strict=True):
+        moved = dataclasses.replace(
+            record,
+            step=record.step + offset,
+            vote=float(share),
+            is_final=False,
+        )
+        correct = source.run.correct(record.step)
+        with source.member(record.step) as model:
             combined.add_round(moved, correct, model)
 
 
-def _check_same(first: Record, other: Record, number: int) -> None:
+def _check_same(first: Header, other: Header, number: int) -> None:
     for key, meaning in _MUST_AGREE.items():
-        if first.get(key) != other.get(key):
+        then, now = getattr(first, key), getattr(other, key)
+        if then != now:
             raise ValueError(
                 f"parallel_ensemble: ensemble {number} has {meaning} than the "
-                f"first ({key}: {first.get(key)!r} and {other.get(key)!r}). "
+                f"first ({key}: {then!r} and {now!r}). "
                 "Put together runs of one architecture on the same data."
             )
 

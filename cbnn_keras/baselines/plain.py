@@ -3,12 +3,9 @@
 from typing import ClassVar
 
 from cbnn_keras import schedules
-from cbnn_keras.boosting import EQUAL_VOTES
-from cbnn_keras.training.checkpointing import (
-    DEFAULT_NUM_CHECKPOINTS,
-    CheckpointCallback,
-    Plan,
-)
+from cbnn_keras.policies import EqualVotes
+from cbnn_keras.training.checkpointing import CheckpointCallback
+from cbnn_keras.training.plan import DEFAULT_NUM_CHECKPOINTS, Plan
 
 
 class PlainCheckpoints(CheckpointCallback):
@@ -22,7 +19,7 @@ class PlainCheckpoints(CheckpointCallback):
         directory: See `CBNNCallback`, as for all other arguments.
         num_checkpoints: At most so many members, the final model included.
             Defaults to 6.
-        **options: See `checkpointing.RunOptions`.
+        **options: See `training.checkpointing.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "no-cycle"
@@ -32,4 +29,4 @@ class PlainCheckpoints(CheckpointCallback):
             total_steps, self.num_checkpoints or DEFAULT_NUM_CHECKPOINTS
         )
         steps = schedules.checkpoint_steps(total_steps, interval)
-        return Plan(steps, {**EQUAL_VOTES, "interval": interval})
+        return Plan(steps, EqualVotes(), {"interval": interval})

@@ -4,14 +4,10 @@ import os
 from typing import ClassVar, Unpack
 
 from cbnn_keras import schedules
-from cbnn_keras.boosting import EQUAL_VOTES
+from cbnn_keras.policies import EqualVotes
 from cbnn_keras.support import arguments
-from cbnn_keras.training.checkpointing import (
-    DEFAULT_NUM_CHECKPOINTS,
-    CheckpointCallback,
-    Plan,
-    RunOptions,
-)
+from cbnn_keras.training.checkpointing import CheckpointCallback, RunOptions
+from cbnn_keras.training.plan import DEFAULT_NUM_CHECKPOINTS, Plan
 
 
 class SnapshotEnsemble(CheckpointCallback):
@@ -31,7 +27,7 @@ class SnapshotEnsemble(CheckpointCallback):
         num_checkpoints: M, the number of cycles. Defaults to 6.
         highest_rate: a0, the rate at each restart. Defaults to 0.2, as in the
             experiments of CBNN.
-        **options: See `checkpointing.RunOptions`.
+        **options: See `training.checkpointing.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "sse"
@@ -57,8 +53,8 @@ class SnapshotEnsemble(CheckpointCallback):
         num = self.num_checkpoints or DEFAULT_NUM_CHECKPOINTS
         return Plan(
             schedules.cycle_ends(total_steps, num),
+            EqualVotes(),
             {
-                **EQUAL_VOTES,
                 "num_checkpoints": num,
                 "highest_rate": self.highest_rate,
             },

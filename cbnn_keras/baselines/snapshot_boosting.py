@@ -1,17 +1,16 @@
 """Snapshot Boosting, as far as it can be reconstructed."""
 
 import os
-from typing import ClassVar, Unpack
+from collections.abc import Mapping
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from cbnn_keras.runs.run import Notes, Record
+from cbnn_keras.policies import BoostingFromFirst
+from cbnn_keras.runs.run import MethodState
 from cbnn_keras.support import arguments
-from cbnn_keras.training.checkpointing import (
-    CheckpointCallback,
-    Plan,
-    RunOptions,
-)
+from cbnn_keras.training.checkpointing import CheckpointCallback, RunOptions
+from cbnn_keras.training.plan import Actions, Plan, Progress
 
 
 class SnapshotBoosting(CheckpointCallback):
@@ -47,14 +46,10 @@ class SnapshotBoosting(CheckpointCallback):
         restart_patience: p2. Defaults to 6.
         deviation_rate: eta. Defaults to 0.1: a sample that a snapshot with a
             vote of 7 got wrong then counts twice as much as the others.
-        **options: See `checkpointing.RunOptions`.
+        **options: See `training.checkpointing.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "ssb-reconstruction"
-
-    _rate: float
-    _best: float
-    _num_waited: int
 
     def __init__(
         self,
@@ -92,8 +87,8 @@ class SnapshotBoosting(CheckpointCallback):
             below=1,
             allowed="a factor between 0 and 1",
         )
-        self.patience = arguments.positive_integer(name, "patience", patience)
-        self.restart_patience = arguments.positive_integer(
+        self.patience = arguments.integer(name, "patience", patience)
+        self.restart_patience = arguments.integer(
             name, "restart_patience", restart_patience
         )
         if self.patience > self.restart_patience:
@@ -111,10 +106,8 @@ class SnapshotBoosting(CheckpointCallback):
         )
 
     def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
+        stages = _Stages(self)
         settings = {
-            "deviation_rate": self.deviation_rate,
-            "expected_error": 0.05,  # unused: there is no stop rule
-            "updates_from_first": True,
             "num_checkpoints": self.num_checkpoints,
             "monitor": self.monitor,
             "highest_rate": self.highest_rate,
@@ -122,38 +115,57 @@ class SnapshotBoosting(CheckpointCallback):
             "patience": self.patience,
             "restart_patience": self.restart_patience,
         }
-        return Plan([total_steps], settings, lambda step: self._rate)
+        return Plan(
+            [total_steps],
+            BoostingFromFirst(self.deviation_rate),
+            settings,
+            lambda step: stages.rate,
+            stages,
+        )
 
-    def _after_epoch(self, logs: Record) -> None:
-        if self.monitor not in logs:
+
+class _Stages(Actions):
+    """Where the stage of a run is: its rate, and how long it has waited.
+
+    Attributes:
+        rate: The learning rate of the next step.
+    """
+
+    def __init__(self, method: SnapshotBoosting) -> None:
+        self._method = method
+        self.rate = method.highest_rate
+        self._best = np.inf
+        self._num_waited = 0
+
+    def after_epoch(self, progress: Progress, logs: Mapping[str, Any]) -> None:
+        method = self._method
+        if method.monitor not in logs:
             raise ValueError(
-                f"{self._name}(monitor={self.monitor!r}): `fit` logs "
-                f"only {', '.join(sorted(logs))}. Pass `validation_data=` to "
-                "`fit`, or choose one of these."
+                f"{type(method).__name__}(monitor={method.monitor!r}): `fit` "
+                f"logs only {', '.join(sorted(logs))}. Pass "
+                "`validation_data=` to `fit`, or choose one of these."
             )
-        value = float(logs[self.monitor])
+        value = float(logs[method.monitor])
         if value < self._best:
             self._best, self._num_waited = value, 0
             return
         self._num_waited += 1
-        if self._num_waited >= self.restart_patience:
+        if self._num_waited >= method.restart_patience:
+            limit = method.num_checkpoints
+            if limit is None or progress.num_rounds + 1 < limit:
+                progress.add_checkpoint()
             self._restart()
-        elif self._num_waited % self.patience == 0:
-            self._rate *= self.decay
+        elif self._num_waited % method.patience == 0:
+            self.rate *= method.decay
 
     def _restart(self) -> None:
-        limit = self.num_checkpoints
-        if limit is None or len(self.history) + 1 < limit:
-            self._add_checkpoint()
-        self._take_up({})
+        self.rate, self._best = self._method.highest_rate, np.inf
+        self._num_waited = 0
 
-    def _notes(self) -> Notes:
-        return {
-            "stage": np.array([self._rate, self._best, self._num_waited]),
-        }
+    def state(self) -> MethodState:
+        return {"stage": np.array([self.rate, self._best, self._num_waited])}
 
-    def _take_up(self, notes: Notes) -> None:
-        start = np.array([self.highest_rate, np.inf, 0])
-        rate, best, num_waited = notes.get("stage", start)
-        self._rate, self._best = float(rate), float(best)
+    def restore(self, state: MethodState) -> None:
+        rate, best, num_waited = state["stage"]
+        self.rate, self._best = float(rate), float(best)
         self._num_waited = int(num_waited)

@@ -7,14 +7,15 @@ import keras
 import numpy as np
 
 from cbnn_keras import schedules
-from cbnn_keras.boosting import EQUAL_VOTES
 from cbnn_keras.models.batch_norm import recompute_statistics
-from cbnn_keras.runs.run import Notes
+from cbnn_keras.policies import EqualVotes
+from cbnn_keras.runs.run import MethodState
 from cbnn_keras.support import arguments
-from cbnn_keras.training.checkpointing import (
-    CheckpointCallback,
+from cbnn_keras.training.checkpointing import CheckpointCallback, RunOptions
+from cbnn_keras.training.plan import (
+    Actions,
     Plan,
-    RunOptions,
+    Progress,
     Schedule,
     by_step,
     known_steps,
@@ -46,14 +47,10 @@ class StochasticWeightAveraging(CheckpointCallback):
             it would be.
         schedule: The learning rate of the first part, by step from 1, or one of
             Keras' schedules; only together with `learning_rate`.
-        **options: See `checkpointing.RunOptions`.
+        **options: See `training.checkpointing.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "swa"
-
-    _num_averaged: int
-    _num_passed: int
-    _means: list[np.ndarray]
 
     def __init__(
         self,
@@ -101,70 +98,85 @@ class StochasticWeightAveraging(CheckpointCallback):
             -(-(total_steps - first) // spacing),
             self.num_checkpoints or total_steps,
         )
-        self._steps = schedules.last_steps(total_steps, num, spacing)
+        steps = schedules.last_steps(total_steps, num, spacing)
 
         def learning_rate(step: int) -> float | None:
             if step > first:
                 return self.learning_rate
             return None if self.schedule is None else self.schedule(step)
 
-        settings = {
-            **EQUAL_VOTES,
-            "averaged": self._steps,
-            "learning_rate": self.learning_rate,
-        }
-        sets_rate = self.learning_rate is not None
         return Plan(
-            [total_steps], settings, learning_rate if sets_rate else None
+            [total_steps],
+            EqualVotes(),
+            {"averaged": steps, "learning_rate": self.learning_rate},
+            None if self.learning_rate is None else learning_rate,
+            _Averaging(steps),
         )
 
-    def _after_step(self) -> None:
-        num_passed = sum(step <= self._step for step in self._steps)
+
+class _Averaging(Actions):
+    """The mean of the weights so far.
+
+    Args:
+        steps: After which of them weights are taken in.
+    """
+
+    def __init__(self, steps: list[int]) -> None:
+        self._steps = steps
+        self._num_averaged = 0
+        self._num_passed = 0
+        self._means: list[np.ndarray] = []
+
+    def after_step(self, progress: Progress) -> None:
+        num_passed = sum(step <= progress.step for step in self._steps)
         if num_passed > self._num_passed:
             self._num_passed = num_passed
-            self._average()
+            self._average(progress.task.model)
 
-    def _average(self) -> None:
+    def _average(self, model: keras.Model) -> None:
         self._num_averaged += 1
-        values = [w.astype(np.float64) for w in self.model.get_weights()]
+        values = [weight.astype(np.float64) for weight in model.get_weights()]
         if not self._means:
             self._means = values
             return
         for mean, value in zip(self._means, values, strict=True):
             mean += (value - mean) / self._num_averaged
 
-    def _before_final(self) -> None:
+    def before_final(self, progress: Progress) -> None:
         if not self._num_averaged:
             return  # stopped before there was anything to average
-        self.model.set_weights(
+        task = progress.task
+        weights = task.model.get_weights()
+        task.model.set_weights(
             [
                 mean.astype(weight.dtype) if _is_float(weight) else weight
-                for mean, weight in zip(
-                    self._means, self.model.get_weights(), strict=True
-                )
+                for mean, weight in zip(self._means, weights, strict=True)
             ]
         )
-        task = self._task
-        batches = task.examples.shuffled_inputs(
-            task.batch_size, task.weights.settings.get("shuffle", _BUFFER)
+        shuffle = task.weights.shuffle
+        batches = task.samples.shuffled_inputs(
+            task.batch_size, _BUFFER if shuffle is None else shuffle
         )
-        num_batches = -(-task.examples.num_samples // task.batch_size)
+        num_batches = -(-task.samples.num_samples // task.batch_size)
         recompute_statistics(
-            self.model,
-            self._reporter.track(batches, num_batches, "BatchNorm statistics"),
+            task.model,
+            progress.reporter.track(
+                batches, num_batches, "BatchNorm statistics"
+            ),
         )
 
-    def _notes(self) -> Notes:
+    def state(self) -> MethodState:
         counts = {
             "num_averaged": np.array(self._num_averaged),
             "num_passed": np.array(self._num_passed),
         }
         return counts | {str(i): mean for i, mean in enumerate(self._means)}
 
-    def _take_up(self, notes: Notes) -> None:
-        self._num_averaged = int(notes.pop("num_averaged", 0))
-        self._num_passed = int(notes.pop("num_passed", 0))
-        self._means = [notes[str(i)] for i in range(len(notes))]
+    def restore(self, state: MethodState) -> None:
+        arrays = dict(state)
+        self._num_averaged = int(arrays.pop("num_averaged"))
+        self._num_passed = int(arrays.pop("num_passed"))
+        self._means = [arrays[str(i)] for i in range(len(arrays))]
 
 
 def _is_float(weight: np.ndarray) -> bool:

@@ -20,10 +20,10 @@ def inspect_run(directory: pathlib.Path) -> dict[str, Any]:
     run.verify()
     rounds = [
         {
-            **record,
-            "is_kept": record["step"] in run.members,
-            "bytes": run.member_bytes(record["step"])
-            if record["step"] in run.members
+            **record.to_json(),
+            "is_kept": record.step in run.members,
+            "bytes": run.member_bytes(record.step)
+            if record.step in run.members
             else 0,
         }
         for record in run.rounds
@@ -31,7 +31,7 @@ def inspect_run(directory: pathlib.Path) -> dict[str, Any]:
     return {
         "directory": str(directory),
         "is_finished": run.is_finished,
-        "header": run.header,
+        "header": run.header.to_json(),
         "rounds": rounds,
     }
 
@@ -50,7 +50,7 @@ def print_run(content: dict[str, Any]) -> None:
         soft_wrap=True,
     )
     console.print(_rounds_table(rounds))
-    named = {"method": header.get("method", "unknown"), **header["settings"]}
+    named = {"method": header["method"], **header["settings"]}
     settings = ", ".join(f"{name} {value}" for name, value in named.items())
     console.print(f"Settings: {settings}", soft_wrap=True)
 

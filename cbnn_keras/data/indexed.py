@@ -1,7 +1,7 @@
 """The training samples, each with an index that always means the same one.
 
-`ArrayExamples` hold arrays, `DatasetExamples` a `tf.data.Dataset` of single
-`(x, y)` examples. Both give the same three views: shuffled training batches
+`ArraySamples` hold arrays, `DatasetSamples` a `tf.data.Dataset` of single
+`(x, y)` samples. Both give the same three views: shuffled training batches
 that carry their indices, un-augmented inputs in the order of the index (to
 score them), and the labels in that order. What the samples weigh is in
 `sample_weights.py`.
@@ -12,9 +12,10 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
+
+from cbnn_keras.data.arrays import as_tensor, lists_to_tuples, single_array
 
 Augment = Callable[[Any, tf.Tensor], Any]
 # Wraps an iterable of batches to show its progress: (iterable, total) -> same.
@@ -25,7 +26,7 @@ def untracked(iterable: Iterable[Any], total: int) -> Iterable[Any]:
     return iterable
 
 
-class Examples(abc.ABC):
+class Samples(abc.ABC):
     """Samples addressed by index.
 
     Attributes:
@@ -80,12 +81,12 @@ class Examples(abc.ABC):
         """All y in the order of the index."""
 
 
-class ArrayExamples(Examples):
+class ArraySamples(Samples):
     """Samples in arrays: NumPy, tensors or data frames, in any nest for x."""
 
     def __init__(self, x: Any, y: Any) -> None:
-        self._x = tf.nest.map_structure(_as_tensor, _lists_to_tuples(x))
-        self._y = _as_tensor(_single_array(y))
+        self._x = tf.nest.map_structure(as_tensor, lists_to_tuples(x))
+        self._y = as_tensor(single_array(y))
         sizes = [
             int(a.shape[0]) if a.shape.rank else None
             for a in tf.nest.flatten((self._x, self._y))
@@ -126,13 +127,13 @@ class ArrayExamples(Examples):
             key = next_key()
             return _with_key(shuffled(key), key)
 
-        def one_example(index: tf.Tensor, key: tf.Tensor) -> Any:
+        def one_sample(index: tf.Tensor, key: tf.Tensor) -> Any:
             x, y = self._take(index)
             return index, augment(x, _sample_seed(key, index)), y
 
         return (
             start.flat_map(one_pass)
-            .map(one_example, num_parallel_calls=tf.data.AUTOTUNE)
+            .map(one_sample, num_parallel_calls=tf.data.AUTOTUNE)
             .batch(batch_size)
         )
 
@@ -154,16 +155,16 @@ class ArrayExamples(Examples):
         )
 
 
-class DatasetExamples(Examples):
+class DatasetSamples(Samples):
     """Samples of a `tf.data.Dataset`, indexed by their position in it.
 
     That position must mean the same sample in every pass. A hash of each
-    example is kept from the first pass and compared in the later ones, so that
+    sample is kept from the first pass and compared in the later ones, so that
     a dataset that shuffles (or augments) inside is refused: at once if two
     looks at its head differ, or else in the first pass that does.
     """
 
-    _HEAD = 256  # examples looked at twice before anything else happens
+    _HEAD = 256  # samples looked at twice before anything else happens
     _READ_BATCH = 256
 
     def __init__(
@@ -172,7 +173,7 @@ class DatasetExamples(Examples):
         spec = dataset.element_spec
         if not (isinstance(spec, tuple) and len(spec) == 2):
             raise ValueError(
-                "weighted(dataset): the dataset must give single examples "
+                "weighted(dataset): the dataset must give single samples "
                 f"`(x, y)`; its elements are {spec}. Sample weights go into "
                 "the argument `sample_weight`."
             )
@@ -194,7 +195,7 @@ class DatasetExamples(Examples):
 
         def one_pass(_: tf.Tensor) -> tf.data.Dataset:
             key = next_key()
-            examples = self._dataset.enumerate()
+            samples = self._dataset.enumerate()
             if buffer:
                 # `shuffle` mixes in the seed of the graph, this function's.
                 # Unset, it is the global one: then the key does not decide
@@ -203,15 +204,15 @@ class DatasetExamples(Examples):
                 seed = tf.random.stateless_uniform(
                     [], key, minval=None, maxval=None, dtype=tf.int64
                 )
-                examples = examples.shuffle(
+                samples = samples.shuffle(
                     buffer, seed=seed, reshuffle_each_iteration=False
                 )
-            return _with_key(examples, key)
+            return _with_key(samples, key)
 
-        def one_example(
-            example: tuple[tf.Tensor, tuple[Any, tf.Tensor]], key: tf.Tensor
+        def one_sample(
+            sample: tuple[tf.Tensor, tuple[Any, tf.Tensor]], key: tf.Tensor
         ) -> Any:
-            index, (x, y) = example
+            index, (x, y) = sample
             if augment is not None:
                 x = augment(x, _sample_seed(key, index))
             return index, x, y
@@ -219,7 +220,7 @@ class DatasetExamples(Examples):
         return (
             tf.data.Dataset.from_tensors(0)
             .flat_map(one_pass)
-            .map(one_example, num_parallel_calls=tf.data.AUTOTUNE)
+            .map(one_sample, num_parallel_calls=tf.data.AUTOTUNE)
             .batch(batch_size)
         )
 
@@ -248,7 +249,7 @@ class DatasetExamples(Examples):
         num_read = sum(map(len, labels))
         if num_read != self.num_samples:
             raise ValueError(
-                f"weighted(dataset): the dataset has {num_read} examples, but "
+                f"weighted(dataset): the dataset has {num_read} samples, but "
                 f"{self.num_samples} were announced. Give the true number as "
                 "`num_samples`."
             )
@@ -266,7 +267,7 @@ class DatasetExamples(Examples):
             if spec.shape[0] is None or spec.shape.rank > 1:
                 raise ValueError(
                     "weighted(dataset): the dataset seems to be batched (its "
-                    f"labels have shape {spec.shape}). Give single examples: "
+                    f"labels have shape {spec.shape}). Give single samples: "
                     "leave out `.batch(...)` or add `.unbatch()`; "
                     "`batch_size` is an argument of `weighted`."
                 )
@@ -288,7 +289,7 @@ class DatasetExamples(Examples):
 
 
 _SHUFFLES_INSIDE = (
-    "weighted(dataset): the same position gave another example in a second "
+    "weighted(dataset): the same position gave another sample in a second "
     "pass, so the dataset shuffles or augments inside and a sample weight "
     "would belong to no sample. Remove `.shuffle(...)` (with TFDS, "
     "`shuffle_files=False`) and random maps from the dataset; `weighted` takes "
@@ -339,7 +340,7 @@ def _cardinality(dataset: tf.data.Dataset, num_samples: int | None) -> int:
     if known == tf.data.UNKNOWN_CARDINALITY:
         if num_samples is None:
             raise ValueError(
-                "weighted(dataset): the number of examples is not known to "
+                "weighted(dataset): the number of samples is not known to "
                 "tf.data (after `filter`, `flat_map`, `from_generator`, ...). "
                 "Give it as `num_samples`."
             )
@@ -351,53 +352,31 @@ def _cardinality(dataset: tf.data.Dataset, num_samples: int | None) -> int:
     if num_samples not in (None, known):
         raise ValueError(
             f"weighted(dataset): num_samples={num_samples}, but the dataset "
-            f"has {known} examples. Leave `num_samples` out."
+            f"has {known} samples. Leave `num_samples` out."
         )
     if known == 0:
         raise ValueError("weighted(dataset): the dataset is empty.")
     return known
 
 
-def _lists_to_tuples(structure: Any) -> Any:
-    """Lists to tuples, as Keras does: tf.data stacks a list into a tensor."""
-    if isinstance(structure, (list, tuple)):
-        return tuple(_lists_to_tuples(part) for part in structure)
-    if isinstance(structure, dict):
-        return {key: _lists_to_tuples(part) for key, part in structure.items()}
-    return structure
-
-
-def _single_array(y: Any) -> Any:
-    if isinstance(y, dict) or (
-        isinstance(y, (list, tuple)) and y and getattr(y[0], "shape", ())
-    ):
-        raise ValueError(
-            "weighted(x, y): y must be one array of labels; received "
-            f"{type(y).__name__} of {len(y)}. CBNN boosts one classification "
-            "output."
-        )
-    return y
-
-
-def _as_tensor(array: Any) -> tf.Tensor:
-    # On the CPU, where the pipeline runs: a GPU would be filled with the data.
-    with tf.device("CPU:0"):
-        if isinstance(array, tf.SparseTensor) or hasattr(array, "toarray"):
+def as_samples(x: Any, y: Any, num_samples: int | None = None) -> Samples:
+    """Samples from arrays `x, y`, or from a dataset `x` of `(x, y)`."""
+    if isinstance(x, tf.data.Dataset):
+        if y is not None:
             raise ValueError(
-                "weighted(x, y): sparse inputs are not supported. Make them "
-                "dense (`tf.sparse.to_dense`, `.toarray()`)."
+                "weighted(dataset, y): a dataset brings its own labels; leave "
+                "`y` out."
             )
-        if tf.is_tensor(array):
-            return tf.identity(array)
-        values = np.asarray(array)
-        if values.dtype == np.float64:  # as Keras does with arrays
-            values = values.astype(keras.config.floatx())
-        try:
-            return tf.convert_to_tensor(values)
-        except ValueError as error:
-            raise ValueError(
-                f"weighted(x, y): {type(array).__name__} of dtype "
-                f"{values.dtype} is no array of numbers or of strings alone "
-                f"({error}). Give columns of different kinds as a dict: "
-                "`{name: column.to_numpy() for name, column in x.items()}`."
-            ) from None
+        return DatasetSamples(x, num_samples)
+    if y is None:
+        raise ValueError(
+            "weighted(x): the labels are missing. Call `weighted(x, y)` with "
+            "arrays, or `weighted(dataset)` with a `tf.data.Dataset` of "
+            f"`(x, y)`; received {type(x).__name__}."
+        )
+    if num_samples is not None:
+        raise ValueError(
+            "weighted(num_samples=...) is for datasets; arrays know their "
+            "length."
+        )
+    return ArraySamples(x, y)

@@ -15,12 +15,8 @@ import tensorflow as tf
 from numpy.typing import ArrayLike
 
 from cbnn_keras import imbalance, metrics
-from cbnn_keras.ensemble import merging
-from cbnn_keras.ensemble.ensemble import (
-    CheckpointEnsemble,
-    check_voting,
-    checked_priors,
-)
+from cbnn_keras.ensemble import CheckpointEnsemble, merging
+from cbnn_keras.ensemble.voting import check_voting, checked_priors
 from cbnn_keras.export import made_up_inputs
 from cbnn_keras.version import __version__
 

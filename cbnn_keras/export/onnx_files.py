@@ -31,7 +31,7 @@ def save(model: Any, path: pathlib.Path) -> None:
         location=plain.name,
         size_threshold=1024,
     )
-    final = f"{path.name}.{fingerprint(plain)['sha256'][:12]}.data"
+    final = f"{path.name}.{fingerprint(plain).sha256[:12]}.data"
     plain.rename(path.with_name(final))
     model = onnx.load_model(str(path), load_external_data=False)
     for tensor in model.graph.initializer:

@@ -1,15 +1,11 @@
-"""What a Keras model says about the classes: outputs, logits, winners."""
+"""What a Keras model says about the classes: outputs and logits."""
 
 import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-
-from cbnn_keras.models import replicas
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,75 +158,3 @@ def _last_activation(model: keras.Model, output: int = 0) -> str | None:
     if isinstance(layer, keras.layers.Softmax):
         return "softmax"
     return getattr(getattr(layer, "activation", None), "__name__", None)
-
-
-class Scorer:
-    """Predicted classes of a model that is being trained.
-
-    A function of its own, so that nothing of `fit` is touched: no metric, no
-    log, no weight. Under a strategy every replica takes its turn at a batch.
-    """
-
-    def __init__(self, model: keras.Model, classifier: Classifier) -> None:
-        threshold = 0.0 if classifier.from_logits else 0.5
-
-        def winners(x: Any) -> tuple[tf.Tensor, tf.Tensor]:
-            scores = model(x, training=False)
-            finite = tf.reduce_all(tf.math.is_finite(scores))
-            if classifier.is_binary:
-                # Two columns whose order is that of the two probabilities.
-                scores = tf.concat([threshold - scores, scores - threshold], 1)
-            best = tf.reduce_max(scores, axis=1, keepdims=True)
-            is_best = tf.equal(scores, best)
-            is_tie = tf.reduce_sum(tf.cast(is_best, tf.int32), axis=1) > 1
-            winner = tf.argmax(scores, axis=1, output_type=tf.int32)
-            return tf.where(is_tie, -1, winner), finite
-
-        self._strategy = model.distribute_strategy
-        self.num_replicas = self._strategy.num_replicas_in_sync
-        self._is_distributed = replicas.is_distributed(model)
-        step = (
-            (lambda x: self._strategy.run(winners, args=(x,)))
-            if self._is_distributed
-            else winners
-        )
-        self._step = (
-            step
-            if model.run_eagerly
-            else tf.function(
-                step, reduce_retracing=True, jit_compile=model.jit_compile
-            )
-        )
-
-    def winners(self, batches: Iterable[Any]) -> np.ndarray:
-        """Predicted class of every sample; -1 where the largest score is tied.
-
-        Raises:
-            FloatingPointError: If an output is not finite.
-        """
-        # Nothing is fetched before the last batch: a GPU is never waited for.
-        if self._is_distributed:
-            results = list(self._on_replicas(iter(batches)))
-        else:
-            results = [self._step(x) for x in batches]
-        if not all(bool(finite) for _, finite in results):
-            raise FloatingPointError("the model's outputs are not finite")
-        return np.concatenate([winner.numpy() for winner, _ in results])
-
-    def _on_replicas(
-        self, batches: Iterator[Any]
-    ) -> Iterator[tuple[tf.Tensor, tf.Tensor]]:
-        while group := list(itertools.islice(batches, self.num_replicas)):
-            # Those for whom nothing is left do the last batch once more.
-            shares = group + group[-1:] * (self.num_replicas - len(group))
-            result = self._step(
-                self._strategy.experimental_distribute_values_from_function(
-                    lambda context, shares=shares: shares[
-                        context.replica_id_in_sync_group
-                    ]
-                )
-            )
-            winners, finite = map(
-                self._strategy.experimental_local_results, result
-            )
-            yield from list(zip(winners, finite, strict=True))[: len(group)]

@@ -1,23 +1,46 @@
-"""Checks of constructor arguments, with one wording for all callbacks."""
+"""Checks of arguments that are numbers, with one wording for all."""
 
 import numbers
+import operator
 from typing import Any
 
 import numpy as np
 
 
-def positive_integer(owner: str, name: str, value: Any) -> int:
+def integer(
+    owner: str, name: str, value: Any, *, at_least: int | None = 1
+) -> int:
     """Python's own int, which a manifest can hold.
 
+    Args:
+        owner: The class or function whose argument it is, for the message.
+        name: What the argument is called.
+        value: What was given. True and False are no integers.
+        at_least: The smallest integer allowed, or None for any.
+
     Raises:
-        ValueError: If it is not an integer of at least 1.
+        ValueError: If it is not such an integer.
+
+    Example:
+
+    >>> integer("select", "num", 2.5)
+    Traceback (most recent call last):
+        ...
+    ValueError: select(num=2.5): num must be an integer of at least 1.
     """
-    is_integer = isinstance(value, (int, np.integer))
-    if not is_integer or isinstance(value, bool) or value < 1:
-        raise ValueError(
-            f"{owner}({name}={value!r}): an integer of at least 1."
-        )
-    return int(value)
+    limit = "" if at_least is None else f" of at least {at_least}"
+    refusal = ValueError(
+        f"{owner}({name}={value!r}): {name} must be an integer{limit}."
+    )
+    if isinstance(value, (bool, np.bool_)):
+        raise refusal
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise refusal from None
+    if at_least is not None and found < at_least:
+        raise refusal
+    return found
 
 
 def number(
@@ -33,8 +56,8 @@ def number(
     """Python's own float within limits.
 
     Args:
-        owner: Whose argument it is, for the message.
-        name: What it is called.
+        owner: The class or function whose argument it is, for the message.
+        name: What the argument is called.
         value: What was given.
         above: It must be larger than this.
         at_least: It must not be smaller than this.
@@ -46,5 +69,7 @@ def number(
     """
     is_real = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not (is_real and above < value < below and value >= at_least):
-        raise ValueError(f"{owner}({name}={value!r}): {allowed}.")
+        raise ValueError(
+            f"{owner}({name}={value!r}): {name} must be {allowed}."
+        )
     return float(value)

@@ -1,5 +1,6 @@
 """Files that are either all there or not there, and that prove it."""
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -77,14 +78,27 @@ def replace_text(path: pathlib.Path, content: str) -> None:
     fsync(path.parent)
 
 
-def fingerprint(path: pathlib.Path) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Fingerprint:
+    """Size and hash of a file.
+
+    Attributes:
+        bytes: The size.
+        sha256: The hash, in hexadecimal digits.
+    """
+
+    bytes: int
+    sha256: str
+
+
+def fingerprint(path: pathlib.Path) -> Fingerprint:
     """Size and sha256 of a file."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
+    return Fingerprint(path.stat().st_size, digest)
 
 
-def check_fingerprint(path: pathlib.Path, expected: dict[str, Any]) -> None:
+def check_fingerprint(path: pathlib.Path, expected: Fingerprint) -> None:
     """Raises a `ValueError` that names the file if it is not as expected."""
     if not path.is_file():
         raise ValueError(
@@ -92,9 +106,9 @@ def check_fingerprint(path: pathlib.Path, expected: dict[str, Any]) -> None:
             "file, or train again."
         )
     size = path.stat().st_size
-    if size != expected["bytes"]:
+    if size != expected.bytes:
         raise ValueError(
-            f"{path} has {size} bytes, the manifest says {expected['bytes']}: "
+            f"{path} has {size} bytes, the manifest says {expected.bytes}: "
             "the file is truncated or not the one that was saved. Restore it, "
             "or train again."
         )

@@ -4,12 +4,10 @@ import os
 from typing import Any, ClassVar
 
 from cbnn_keras import boosting, schedules
+from cbnn_keras.policies import Boosting
 from cbnn_keras.support import arguments
-from cbnn_keras.training.checkpointing import (
-    DEFAULT_NUM_CHECKPOINTS,
-    CheckpointCallback,
-    Plan,
-)
+from cbnn_keras.training.checkpointing import CheckpointCallback
+from cbnn_keras.training.plan import DEFAULT_NUM_CHECKPOINTS, Plan
 from cbnn_keras.training.task import Task
 
 
@@ -51,7 +49,7 @@ class CBNNCallback(CheckpointCallback):
         validation_data: `(x, y)` or a dataset of batches, to log the accuracy
             of the ensemble so far; callbacks never see `fit`'s.
         score_data: The training samples in the order of their index, as
-            `(x, y)` or a dataset of single examples: only for a pipeline made
+            `(x, y)` or a dataset of single samples: only for a pipeline made
             with `attach_index`.
         resume: Go on with the run in `directory` if there is one. The same
             script then serves first start and restart.
@@ -77,6 +75,7 @@ class CBNNCallback(CheckpointCallback):
     """
 
     METHOD: ClassVar[str] = "cbnn"
+    LOG_PREFIX: ClassVar[str] = "cbnn"
 
     def __init__(
         self,
@@ -108,11 +107,7 @@ class CBNNCallback(CheckpointCallback):
             resume=resume,
             overwrite=overwrite,
         )
-        if interval is not None:
-            interval = arguments.positive_integer(
-                "CBNNCallback", "interval", interval
-            )
-        self.interval = interval
+        self.interval = self._optional_integer("interval", interval)
         self.deviation_rate = arguments.number(
             "CBNNCallback",
             "deviation_rate",
@@ -145,9 +140,6 @@ class CBNNCallback(CheckpointCallback):
         )
         return Plan(
             schedules.checkpoint_steps(total_steps, interval),
-            {
-                "interval": interval,
-                "deviation_rate": self.deviation_rate,
-                "expected_error": self.expected_error,
-            },
+            Boosting(self.deviation_rate, self.expected_error),
+            {"interval": interval},
         )

@@ -1,7 +1,7 @@
 """Round after round: score, vote, reweight, keep, tell.
 
 `Rounds` does a round of boosting on a task whenever it is told to. When that
-is, is up to `callback.py`.
+is, is up to `course.Course`.
 """
 
 import dataclasses
@@ -11,12 +11,13 @@ import numpy as np
 
 from cbnn_keras import boosting
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
-from cbnn_keras.ensemble.validation import EnsembleValidation
 from cbnn_keras.models import replicas
 from cbnn_keras.models import state as training_state
-from cbnn_keras.models.classifier import Scorer
-from cbnn_keras.runs.run import Notes, Record, Run
+from cbnn_keras.runs.manifest import Round
+from cbnn_keras.runs.run import MethodState, Run
 from cbnn_keras.support.console import Reporter
+from cbnn_keras.training.running_accuracy import RunningAccuracy
+from cbnn_keras.training.scoring import Scorer
 from cbnn_keras.training.task import Task, is_loss_scaled
 
 
@@ -26,32 +27,42 @@ class Rounds:
     Args:
         task: What is trained on what.
         run: Where rounds are kept; those that are there are replayed.
-        validation: Grows with the members, or None.
-        reporter: Tells people.
+        accuracy: Grows with the members, or None.
+        reporter: What people are told by.
+        log_prefix: What names in `fit`'s logs begin with.
     """
 
     def __init__(
         self,
         task: Task,
         run: Run,
-        validation: EnsembleValidation | None,
+        accuracy: RunningAccuracy | None,
         reporter: Reporter,
+        log_prefix: str,
     ) -> None:
         self.run = run
         self._task = task
-        self._validation = validation
+        self._accuracy = accuracy
         self._reporter = reporter
+        self._log_prefix = log_prefix
         self._scorer = Scorer(task.model, task.classifier)
         self._said: set[str] = set()
-        self._title = run.header["method"].upper()
+        self._title = run.header.method.upper()
         self._booster = run.replay()
-        task.weights.assign(self._booster.weights)
-        if validation is not None and run.members:
-            CheckpointEnsemble(run, task.model).add_to(validation)
+        task.weights.assign(self._booster.distribution)
+        if accuracy is not None and run.members:
+            self._replay_accuracy(accuracy)
+
+    def _replay_accuracy(self, accuracy: RunningAccuracy) -> None:
+        """Lets the members of a run that is resumed predict once more."""
+        ensemble = CheckpointEnsemble(self.run, self._task.model)
+        for record in ensemble.rounds:
+            with ensemble.member(record.step) as model:
+                accuracy.add_member(model, record.vote)
 
     @property
     def last_step(self) -> int:
-        return self.run.rounds[-1]["step"] if self.run.rounds else 0
+        return self.run.rounds[-1].step if self.run.rounds else 0
 
     def may_continue(self) -> bool:
         """The paper's stop rule; says so, once, when it says no."""
@@ -73,54 +84,56 @@ class Rounds:
             raise _diverged("weights", step, epoch, self._advice())
         correct = self._score(step, epoch) == self._task.labels
         stage = self._booster.add(correct, is_final=is_final)
-        record = {"step": step, "epoch": epoch, **dataclasses.asdict(stage)}
+        record = Round(step=step, epoch=epoch, **dataclasses.asdict(stage))
         self.run.add_round(record, correct, model if stage.is_member else None)
-        weights.assign(self._booster.weights)
-        if self._validation is not None and stage.is_member:
-            self._validation.add_member(model, stage.vote)
+        weights.assign(self._booster.distribution)
+        if self._accuracy is not None and stage.is_member:
+            self._accuracy.add_member(model, stage.vote)
         self._tell(record)
 
     def make_last_final(self) -> None:
         """The last checkpoint is the final model: its update is undone."""
         self.run.make_last_round_final()
         self._booster = self.run.replay()
-        self._task.weights.assign(self._booster.weights)
+        self._task.weights.assign(self._booster.distribution)
 
-    def save_state(self, step: int, epoch: int, notes: Notes) -> None:
-        """Keeps what training would go on from after that epoch."""
+    def save_state(
+        self, step: int, epoch: int, method_state: MethodState
+    ) -> None:
+        """Keeps what training would be resumed from after that epoch."""
         try:
-            self.run.save_state(self._task.model, step, epoch + 1, notes)
+            self.run.save_state(self._task.model, step, epoch + 1, method_state)
         except FloatingPointError:
             raise _diverged("weights", step, epoch, self._advice()) from None
 
-    def logs(self, step: int) -> Record:
+    def logs(self, step: int) -> dict[str, float]:
         """What `fit` is to know at the end of an epoch, after that step."""
-        last = self.run.rounds[-1] if self.run.rounds else {}
-        nan = float("nan")
-        logs = {
-            "cbnn_error": last.get("error", nan),
-            "cbnn_vote": last.get("vote", nan),
-            "cbnn_members": len(self.run.members),
-            "cbnn_bound": last.get("bound", nan),
+        last = self.run.rounds[-1] if self.run.rounds else None
+        values = {
+            "error": last.error if last else float("nan"),
+            "vote": last.vote if last else float("nan"),
+            "members": len(self.run.members),
+            "bound": last.bound if last else float("nan"),
         }
-        if self._validation is not None:
-            logs["val_ensemble_accuracy"] = self._accuracy(
-                self._validation, step
+        logs = {f"{self._log_prefix}_{k}": v for k, v in values.items()}
+        if self._accuracy is not None:
+            logs["val_ensemble_accuracy"] = self._accuracy_at(
+                self._accuracy, step
             )
         return logs
 
     def _score(self, step: int, epoch: int) -> np.ndarray:
-        examples = self._task.examples
+        samples = self._task.samples
         # As large as in training, for a single replica.
         batch_size = -(-self._task.batch_size // self._scorer.num_replicas)
         inputs = self._reporter.track(
-            examples.inputs(batch_size),
-            -(-examples.num_samples // batch_size),
+            samples.inputs(batch_size),
+            -(-samples.num_samples // batch_size),
             f"scoring step {step}",
         )
         try:
             with training_state.generators_kept(self._task.model):
-                return self._scorer.winners(inputs)
+                return self._scorer.predicted_classes(inputs)
         except FloatingPointError:
             raise _diverged("outputs", step, epoch, self._advice()) from None
 
@@ -128,7 +141,7 @@ class Rounds:
         """What else to look at on several devices."""
         if self._scorer.num_replicas == 1:
             return ""
-        if self._task.weights.examples is None:
+        if self._task.weights.samples is None:
             return (
                 " BatchNorm also gives NaN if the last batch leaves a device "
                 "without samples: add `drop_remainder=True` to `.batch(...)`."
@@ -141,56 +154,56 @@ class Rounds:
             )
         return ""
 
-    def _accuracy(self, validation: EnsembleValidation, step: int) -> float:
+    def _accuracy_at(self, accuracy: RunningAccuracy, step: int) -> float:
         members = self.run.members
         if members and members[-1] == step:
-            return validation.accuracy()
-        last_vote = self.run.round_at(members[-1])["vote"] if members else 1.0
-        return validation.accuracy_with(self._task.model, last_vote)
+            return accuracy.accuracy()
+        last_vote = self.run.round_at(members[-1]).vote if members else 1.0
+        return accuracy.accuracy_with(self._task.model, last_vote)
 
-    def _tell(self, record: Record) -> None:
-        error = f"weighted error {record['error']:.4f}"
-        if record["is_member"]:
+    def _tell(self, record: Round) -> None:
+        error = f"weighted error {record.error:.4f}"
+        if record.is_member:
             num = len(self.run.members)
             text = (
-                f"{error}, vote {record['vote']:.3f}, "
+                f"{error}, vote {record.vote:.3f}, "
                 f"{num} member{'s' if num > 1 else ''}"
             )
             if self.run.has_bound:
-                text += f", bound {record['bound']:.4f}"
+                text += f", bound {record.bound:.4f}"
         else:
             text = f"{error} is no better than chance: not a member"
         self._reporter.line(
-            f"{self._title}: step {record['step']}, epoch "
-            f"{record['epoch'] + 1}: {text}",
+            f"{self._title}: step {record.step}, epoch "
+            f"{record.epoch + 1}: {text}",
             during_epoch=True,
         )
         if not boosting.is_better_than_chance(
-            record["error"], self._task.classifier.num_classes
+            record.error, self._task.classifier.num_classes
         ):
             self._warn_of_chance(record)
-        if self.run.has_bound and not record["within_budget"]:
+        if self.run.has_bound and not record.within_budget:
             self._say_once(
                 "the votes now sum to more than 1/deviation_rate, so the bound "
                 "on the exponential loss no longer holds (theorem 1). This is "
                 "recorded; predictions are fine."
             )
 
-    def _warn_of_chance(self, record: Record) -> None:
+    def _warn_of_chance(self, record: Round) -> None:
         if "chance" in self._said:
             return
         self._said.add("chance")
-        if self.run.header["settings"].get("equal_votes"):
-            outcome = "It is a member all the same."
-        elif record["is_member"]:
+        if record.is_member and len(self.run.members) == 1 and record.is_final:
             outcome = (
                 "No checkpoint was, so the ensemble is the final model alone."
             )
+        elif record.is_member:
+            outcome = "It is a member all the same."
         else:
             outcome = "It is not a member, and no weight was changed."
         warnings.warn(
-            f"At step {record['step']} the model was no better "
-            f"than chance on the training set (error {record['error']:.4f} "
+            f"At step {record.step} the model was no better "
+            f"than chance on the training set (error {record.error:.4f} "
             f"with {self._task.classifier.num_classes} classes). {outcome} "
             "Train for longer, or check labels and learning rate.",
             stacklevel=2,

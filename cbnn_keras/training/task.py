@@ -7,9 +7,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras.data.indexed import Examples, Track
-from cbnn_keras.data.sample_weights import SampleWeights, as_examples
-from cbnn_keras.ensemble.validation import as_pair
+from cbnn_keras.data.indexed import Samples, Track, as_samples
+from cbnn_keras.data.labelled import as_pair
+from cbnn_keras.data.sample_weights import SampleWeights
 from cbnn_keras.labels import class_indices
 from cbnn_keras.models import replicas
 from cbnn_keras.models.classifier import Classifier, describe_classifier
@@ -24,7 +24,7 @@ class Task:
     Attributes:
         model: The model in training.
         classifier: How to read its outputs.
-        examples: The training samples.
+        samples: The training samples.
         labels: Their class indices, shape `(num_samples,)`.
         weights: Their weights.
         batch_size: Of inference.
@@ -32,7 +32,7 @@ class Task:
 
     model: keras.Model
     classifier: Classifier
-    examples: Examples
+    samples: Samples
     labels: np.ndarray
     weights: SampleWeights
     batch_size: int
@@ -59,17 +59,17 @@ def describe_task(
         ValueError: If the model or the data cannot be boosted.
     """
     _check_training(model)
-    examples = _find_examples(weights, score_data)
-    batch_size = weights.settings.get("batch_size", _DEFAULT_BATCH_SIZE)
+    samples = _find_samples(weights, score_data)
+    batch_size = weights.batch_size or _DEFAULT_BATCH_SIZE
     classifier = describe_classifier(
-        model, next(examples.inputs(batch_size)), from_logits
+        model, next(samples.inputs(batch_size)), from_logits
     )
     labels = class_indices(
-        examples.labels(track),
+        samples.labels(track),
         classifier.num_classes,
         is_binary=classifier.is_binary,
     )
-    return Task(model, classifier, examples, labels, weights, batch_size)
+    return Task(model, classifier, samples, labels, weights, batch_size)
 
 
 def bare_optimizer(model: keras.Model) -> keras.optimizers.Optimizer:
@@ -127,26 +127,26 @@ def _name(strategy: tf.distribute.Strategy) -> str:
     return f"tf.distribute.{type(strategy).__name__}"
 
 
-def _find_examples(weights: SampleWeights, score_data: Any) -> Examples:
-    if weights.examples is not None:
+def _find_samples(weights: SampleWeights, score_data: Any) -> Samples:
+    if weights.samples is not None:
         if score_data is not None:
             raise ValueError(
                 "score_data=... is for a pipeline made with "
                 "`attach_index`; `weighted` knows its samples. Leave it "
                 "out."
             )
-        return weights.examples
+        return weights.samples
     if score_data is None:
         raise ValueError(
             "A pipeline made with `attach_index` needs "
             "`score_data=(x, y)`, the same samples in the same order, to "
             "score the checkpoints."
         )
-    examples = as_examples(*as_pair(score_data))
-    if examples.num_samples != weights.num_samples:
+    samples = as_samples(*as_pair(score_data, "score_data"))
+    if samples.num_samples != weights.num_samples:
         raise ValueError(
-            f"score_data=... has {examples.num_samples} "
+            f"score_data=... has {samples.num_samples} "
             f"samples, but the pipeline has {weights.num_samples}: sample "
             "i of one must be sample i of the other."
         )
-    return examples
+    return samples

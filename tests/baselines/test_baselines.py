@@ -663,7 +663,11 @@ def test_several_steps_at_once_are_refused():
     ("method", "options", "message"),
     [
         ("sse", {"highest_rate": 0}, r"SnapshotEnsemble\(highest_rate=0\)"),
-        ("sse", {"num_checkpoints": 0}, r"num_checkpoints=0\): an integer"),
+        (
+            "sse",
+            {"num_checkpoints": 0},
+            r"num_checkpoints=0\): .*an integer",
+        ),
         ("sse", {"resume": True}, "resume and overwrite need a directory"),
         ("fge", {"num_checkpoints": 1}, "at least 2, the model before"),
         ("fge", {"first_part": 1.0}, "a share between 0 and 1"),
@@ -679,7 +683,11 @@ def test_several_steps_at_once_are_refused():
         ("ssb-reconstruction", {"decay": 1.0}, "a factor between 0 and 1"),
         ("ssb-reconstruction", {"monitor": None}, "a name in `fit`'s logs"),
         ("ssb-reconstruction", {"patience": 7}, "`patience` the smaller one"),
-        ("ssb-reconstruction", {"patience": 0}, r"patience=0\): an integer"),
+        (
+            "ssb-reconstruction",
+            {"patience": 0},
+            r"patience=0\): .*an integer",
+        ),
         ("ssb-reconstruction", {"restart_patience": 0.5}, "an integer"),
         ("ssb-reconstruction", {"deviation_rate": -1}, "of at least 0"),
     ],

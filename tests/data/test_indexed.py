@@ -8,14 +8,14 @@ import pytest
 import tensorflow as tf
 
 from cbnn_keras.data.indexed import (
-    ArrayExamples,
-    DatasetExamples,
+    ArraySamples,
+    DatasetSamples,
     check_augment,
     untracked,
 )
 
 SOURCES = ("arrays", "dataset")
-MOVES = "same position gave another example in a second pass.*Remove `.shuffle"
+MOVES = "same position gave another sample in a second pass.*Remove `.shuffle"
 
 
 def numbered(source, num_samples=37):
@@ -24,13 +24,13 @@ def numbered(source, num_samples=37):
     x = np.stack([index, -index], axis=1).astype("float32")
     y = 3 * index
     if source == "arrays":
-        return ArrayExamples(x, y)
-    return DatasetExamples(tf.data.Dataset.from_tensor_slices((x, y)))
+        return ArraySamples(x, y)
+    return DatasetSamples(tf.data.Dataset.from_tensor_slices((x, y)))
 
 
-def one_pass(examples, key=(1, 0), *, batch_size=5, shuffle=True, augment=None):
+def one_pass(samples, key=(1, 0), *, batch_size=5, shuffle=True, augment=None):
     """All batches `(index, x, y)` of one pass, as NumPy."""
-    batches = examples.training_batches(
+    batches = samples.training_batches(
         lambda: tf.constant(key, tf.int64),
         batch_size=batch_size,
         shuffle=shuffle,
@@ -39,9 +39,9 @@ def one_pass(examples, key=(1, 0), *, batch_size=5, shuffle=True, augment=None):
     return list(batches.as_numpy_iterator())
 
 
-def order_of(examples, key=(1, 0), **options):
+def order_of(samples, key=(1, 0), **options):
     return np.concatenate(
-        [index for index, _, _ in one_pass(examples, key, **options)]
+        [index for index, _, _ in one_pass(samples, key, **options)]
     ).tolist()
 
 
@@ -132,7 +132,7 @@ def test_arrays_need_no_buffer():
 def test_lists_and_tuples_of_arrays_are_tuples():
     a, b = np.zeros((3, 2), "float32"), np.arange(3, dtype="int32")
     for x in ([a, b], (a, b)):
-        index, found, y = one_pass(ArrayExamples(x, b), batch_size=3)[0]
+        index, found, y = one_pass(ArraySamples(x, b), batch_size=3)[0]
         assert isinstance(found, tuple)
         np.testing.assert_array_equal(found[0], a[index])
         np.testing.assert_array_equal(found[1], b[index])
@@ -145,7 +145,7 @@ def test_nested_structures_stay_as_they_are():
         "image": np.arange(n * 4, dtype="uint8").reshape(n, 2, 2),
         "more": [np.arange(n), {"deep": np.arange(n) * 0.5}],
     }
-    for index, found, _ in one_pass(ArrayExamples(x, np.arange(n))):
+    for index, found, _ in one_pass(ArraySamples(x, np.arange(n))):
         assert set(found) == {"image", "more"}
         assert found["image"].dtype == np.uint8
         np.testing.assert_array_equal(found["image"], x["image"][index])
@@ -169,9 +169,9 @@ def test_nested_structures_stay_as_they_are():
 def test_types_of_arrays(values, dtype):
     if dtype is None:
         with pytest.raises(ValueError, match="one entry a sample"):
-            ArrayExamples(values, np.arange(3))
+            ArraySamples(values, np.arange(3))
         return
-    (x,) = ArrayExamples(values, np.arange(3)).inputs(3)
+    (x,) = ArraySamples(values, np.arange(3)).inputs(3)
     assert x.dtype == dtype
     np.testing.assert_array_equal(x, np.asarray(values))
 
@@ -179,7 +179,7 @@ def test_types_of_arrays(values, dtype):
 def test_float64_becomes_floatx():
     keras.config.set_floatx("float16")
     try:
-        (x,) = ArrayExamples(np.array([0.5, 1.5]), np.arange(2)).inputs(2)
+        (x,) = ArraySamples(np.array([0.5, 1.5]), np.arange(2)).inputs(2)
     finally:
         keras.config.set_floatx("float32")
     assert x.dtype == "float16"
@@ -189,7 +189,7 @@ def test_float64_becomes_floatx():
 def test_strings(kind):
     words = ["ant", "bee", "wasp"]
     values = tf.constant(words) if kind is None else np.array(words, kind)
-    for index, x, _ in one_pass(ArrayExamples(values, np.arange(3))):
+    for index, x, _ in one_pass(ArraySamples(values, np.arange(3))):
         assert [w.decode() for w in x] == [words[i] for i in index]
 
 
@@ -201,11 +201,11 @@ def test_data_frames():
     import pandas as pd
 
     frame = pd.DataFrame({"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0]})
-    examples = ArrayExamples(frame, pd.Series([2, 1, 0]))
-    (x,) = examples.inputs(3)
+    samples = ArraySamples(frame, pd.Series([2, 1, 0]))
+    (x,) = samples.inputs(3)
     assert x.dtype == "float32"
     np.testing.assert_array_equal(x, [[1, 4], [2, 5], [3, 6]])
-    assert examples.labels().tolist() == [2, 1, 0]
+    assert samples.labels().tolist() == [2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -219,27 +219,27 @@ def test_data_frames():
     ],
 )
 def test_labels_may_be_any_sequence(y):
-    examples = ArrayExamples(np.zeros((3, 2)), y)
-    assert examples.labels().tolist() == [2, 0, 1]
+    samples = ArraySamples(np.zeros((3, 2)), y)
+    assert samples.labels().tolist() == [2, 0, 1]
 
 
 def test_one_hot_labels_of_arrays():
     y = np.eye(3, dtype="float32")[[2, 0, 1, 1]]
-    examples = ArrayExamples(np.zeros(4), y)
-    np.testing.assert_array_equal(examples.labels(), y)
-    for index, _, rows in one_pass(examples):
+    samples = ArraySamples(np.zeros(4), y)
+    np.testing.assert_array_equal(samples.labels(), y)
+    for index, _, rows in one_pass(samples):
         np.testing.assert_array_equal(rows, y[index])
 
 
 def test_a_dataset_with_a_dict_and_one_hot_labels():
     x = {"a": np.arange(6), "b": np.arange(12.0).reshape(6, 2)}
     y = np.eye(3)[np.arange(6) % 3]
-    examples = DatasetExamples(tf.data.Dataset.from_tensor_slices((x, y)))
-    for index, found, rows in one_pass(examples, batch_size=4):
+    samples = DatasetSamples(tf.data.Dataset.from_tensor_slices((x, y)))
+    for index, found, rows in one_pass(samples, batch_size=4):
         np.testing.assert_array_equal(found["a"], index)
         np.testing.assert_array_equal(found["b"], x["b"][index])
         np.testing.assert_array_equal(rows, y[index])
-    np.testing.assert_array_equal(examples.labels(), y)
+    np.testing.assert_array_equal(samples.labels(), y)
 
 
 def generated(num_samples):
@@ -252,24 +252,24 @@ def generated(num_samples):
 
 
 def test_a_generator_with_num_samples():
-    examples = DatasetExamples(generated(9), num_samples=9)
-    assert examples.num_samples == 9
-    assert examples.labels().tolist() == list(range(9))
-    assert sorted(order_of(examples)) == list(range(9))
+    samples = DatasetSamples(generated(9), num_samples=9)
+    assert samples.num_samples == 9
+    assert samples.labels().tolist() == list(range(9))
+    assert sorted(order_of(samples)) == list(range(9))
 
 
 def test_a_filtered_dataset_with_num_samples():
     dataset = tf.data.Dataset.range(20).map(lambda i: (i, i))
     even = dataset.filter(lambda i, _: i % 2 == 0)
-    examples = DatasetExamples(even, num_samples=10)
-    for index, x, y in one_pass(examples, batch_size=4):
+    samples = DatasetSamples(even, num_samples=10)
+    for index, x, y in one_pass(samples, batch_size=4):
         np.testing.assert_array_equal(x, 2 * index)
         np.testing.assert_array_equal(y, 2 * index)
 
 
 def test_num_samples_may_repeat_what_is_known():
     dataset = tf.data.Dataset.range(4).map(lambda i: (i, i))
-    assert DatasetExamples(dataset, num_samples=4).num_samples == 4
+    assert DatasetSamples(dataset, num_samples=4).num_samples == 4
 
 
 # Inputs to score and labels.
@@ -288,12 +288,12 @@ def test_inputs_come_in_the_order_of_the_index(source, batch_size):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_inputs_and_labels_are_the_same_after_training(source):
-    examples = numbered(source)
-    one_pass(examples, augment=lambda x, seed: x + 1000)
-    (x,) = examples.inputs(37)
+    samples = numbered(source)
+    one_pass(samples, augment=lambda x, seed: x + 1000)
+    (x,) = samples.inputs(37)
     np.testing.assert_array_equal(x[:, 0], np.arange(37))
-    assert examples.labels().tolist() == list(range(0, 111, 3))
-    assert examples.labels().tolist() == list(range(0, 111, 3))
+    assert samples.labels().tolist() == list(range(0, 111, 3))
+    assert samples.labels().tolist() == list(range(0, 111, 3))
 
 
 def test_reading_labels_of_a_dataset_is_tracked():
@@ -395,7 +395,7 @@ def test_augment_of_a_structure():
         return {"a": x["a"] * 2, "b": x["b"]}
 
     for index, found, _ in one_pass(
-        ArrayExamples(x, np.arange(5)), augment=augment
+        ArraySamples(x, np.arange(5)), augment=augment
     ):
         np.testing.assert_array_equal(found["a"], 2 * index)
         np.testing.assert_array_equal(found["b"], index)
@@ -469,7 +469,7 @@ def test_refused_augment_functions(augment):
 )
 def test_refused_arrays(x, y, message):
     with pytest.raises(ValueError, match=message):
-        ArrayExamples(x, y)
+        ArraySamples(x, y)
 
 
 def pairs(num_samples=6):
@@ -491,12 +491,12 @@ def pairs(num_samples=6):
         (pairs().repeat(), r"repeats for ever; remove `.repeat\(\)`"),
         (
             pairs().map(lambda x, y: (x, y, 1.0)),
-            r"single examples `\(x, y\)`.*the argument `sample_weight`",
+            r"single samples `\(x, y\)`.*the argument `sample_weight`",
         ),
-        (pairs().map(lambda x, y: x), r"single examples `\(x, y\)`"),
+        (pairs().map(lambda x, y: x), r"single samples `\(x, y\)`"),
         (
             pairs().map(lambda x, y: {"x": x, "y": y}),
-            r"single examples `\(x, y\)`",
+            r"single samples `\(x, y\)`",
         ),
         (
             pairs().map(lambda x, y: (x, (y, y))),
@@ -509,14 +509,14 @@ def pairs(num_samples=6):
         (pairs().take(0), "the dataset is empty"),
         (
             pairs().filter(lambda x, y: True),
-            "number of examples is not known.*`num_samples`",
+            "number of samples is not known.*`num_samples`",
         ),
-        (generated(3), "number of examples is not known.*`num_samples`"),
+        (generated(3), "number of samples is not known.*`num_samples`"),
     ],
 )
 def test_refused_datasets(dataset, message):
     with pytest.raises(ValueError, match=f"(?s){message}"):
-        DatasetExamples(dataset)
+        DatasetSamples(dataset)
 
 
 @pytest.mark.parametrize("num_samples", [5, 7])
@@ -525,7 +525,7 @@ def test_num_samples_that_contradicts_the_dataset(num_samples):
         ValueError,
         match=f"num_samples={num_samples}, but the dataset has 6.*Leave",
     ):
-        DatasetExamples(pairs(), num_samples)
+        DatasetSamples(pairs(), num_samples)
 
 
 @pytest.mark.parametrize("num_samples", [0, -3])
@@ -533,17 +533,17 @@ def test_num_samples_below_one(num_samples):
     with pytest.raises(
         ValueError, match=rf"num_samples={num_samples}\): at least 1"
     ):
-        DatasetExamples(generated(3), num_samples)
+        DatasetSamples(generated(3), num_samples)
 
 
 @pytest.mark.parametrize("num_samples", [8, 10])
 def test_num_samples_that_turns_out_wrong(num_samples):
-    examples = DatasetExamples(generated(9), num_samples)
+    samples = DatasetSamples(generated(9), num_samples)
     with pytest.raises(
         ValueError,
-        match=f"has 9 examples, but {num_samples} were announced.*true number",
+        match=f"has 9 samples, but {num_samples} were announced.*true number",
     ):
-        examples.labels()
+        samples.labels()
 
 
 @pytest.mark.parametrize(
@@ -556,7 +556,7 @@ def test_num_samples_that_turns_out_wrong(num_samples):
 )
 def test_a_dataset_that_shuffles_is_refused(options):
     with pytest.raises(ValueError, match=MOVES):
-        DatasetExamples(pairs(50).shuffle(50, **options))
+        DatasetSamples(pairs(50).shuffle(50, **options))
 
 
 def test_a_dataset_that_augments_is_refused():
@@ -565,29 +565,29 @@ def test_a_dataset_that_augments_is_refused():
         lambda x, y: (x[0] + tf.random.normal([], dtype=x.dtype), y)
     )
     with pytest.raises(ValueError, match=MOVES):
-        DatasetExamples(dataset)
+        DatasetSamples(dataset)
 
 
 def test_a_dataset_whose_labels_alone_change_is_refused():
     count = tf.Variable(0, dtype=tf.int64)
     dataset = pairs().map(lambda x, y: (x, y + count.assign_add(1)))
     with pytest.raises(ValueError, match=MOVES):
-        DatasetExamples(dataset)
+        DatasetSamples(dataset)
 
 
 def test_a_dataset_shuffled_once_and_for_all_is_accepted():
     dataset = pairs(50).shuffle(50, seed=3, reshuffle_each_iteration=False)
-    examples = DatasetExamples(dataset)
-    labels = examples.labels()
+    samples = DatasetSamples(dataset)
+    labels = samples.labels()
     assert labels.tolist() != list(range(50))
     assert sorted(labels.tolist()) == list(range(50))
-    for index, _, y in one_pass(examples):
+    for index, _, y in one_pass(samples):
         np.testing.assert_array_equal(y, labels[index])
-    assert sum(len(x) for x in examples.inputs(8)) == 50
+    assert sum(len(x) for x in samples.inputs(8)) == 50
 
 
 def changing(changes_at, num_samples=400):
-    """A dataset, and the variable by which one late example differs."""
+    """A dataset, and the variable by which one late sample differs."""
     change = tf.Variable(0.0)
     dataset = tf.data.Dataset.range(num_samples).map(
         lambda i: (
@@ -595,31 +595,31 @@ def changing(changes_at, num_samples=400):
             i,
         )
     )
-    return DatasetExamples(dataset), change
+    return DatasetSamples(dataset), change
 
 
 def test_a_late_change_is_refused_in_the_pass_that_sees_it():
-    examples, change = changing(300)
-    examples.labels()
-    assert sum(len(x) for x in examples.inputs(64)) == 400
+    samples, change = changing(300)
+    samples.labels()
+    assert sum(len(x) for x in samples.inputs(64)) == 400
     change.assign(0.5)
     given = []
     with pytest.raises(ValueError, match=MOVES):
-        for x in examples.inputs(64):
+        for x in samples.inputs(64):
             given.append(len(x))
     # 300 is in the fifth batch, 256..319: it and what follows is held back.
     assert given == [64, 64, 64, 64]
     change.assign(0.0)
-    assert sum(len(x) for x in examples.inputs(64)) == 400
+    assert sum(len(x) for x in samples.inputs(64)) == 400
 
 
 def test_a_late_shuffle_is_refused_in_the_next_pass():
     still = pairs(300)
     moving = pairs(60).shuffle(60)
-    examples = DatasetExamples(still.concatenate(moving))
-    examples.labels()
+    samples = DatasetSamples(still.concatenate(moving))
+    samples.labels()
     with pytest.raises(ValueError, match=MOVES):
-        list(examples.inputs(50))
+        list(samples.inputs(50))
 
 
 @pytest.mark.parametrize("later", [299, 301])
@@ -627,21 +627,21 @@ def test_another_number_of_examples_in_a_later_pass_is_refused(later):
     size = tf.Variable(300, dtype=tf.int64)
     dataset = tf.data.Dataset.range(500).map(lambda i: (i, i))
     dataset = dataset.filter(lambda i, _: i < size)
-    examples = DatasetExamples(dataset, num_samples=300)
-    examples.labels()
+    samples = DatasetSamples(dataset, num_samples=300)
+    samples.labels()
     size.assign(later)
     with pytest.raises(ValueError, match=MOVES):
-        list(examples.inputs(100))
+        list(samples.inputs(100))
 
 
 def test_sparse_inputs_are_refused_in_one_sentence():
     sparse = tf.sparse.from_dense(np.eye(4, dtype="float32"))
     with pytest.raises(ValueError, match="sparse inputs.*to_dense"):
-        ArrayExamples(sparse, np.arange(4))
+        ArraySamples(sparse, np.arange(4))
 
 
 def test_a_frame_of_mixed_columns_says_to_give_a_dict():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})
     with pytest.raises(ValueError, match="DataFrame of dtype object.*a dict"):
-        ArrayExamples(frame, [0, 1])
+        ArraySamples(frame, [0, 1])

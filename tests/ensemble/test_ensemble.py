@@ -9,41 +9,37 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Undescribed, blobs, dense_model, text_model, trained
+from helpers import (
+    Undescribed,
+    blobs,
+    dense_model,
+    header,
+    round_at,
+    text_model,
+    trained,
+)
 from sklearn.metrics import accuracy_score, log_loss
 
 from cbnn_keras import CheckpointEnsemble
-from cbnn_keras.ensemble.ensemble import check_voting
-from cbnn_keras.ensemble.validation import (
-    EnsembleValidation,
-    as_pair,
-    split_labels,
-)
+from cbnn_keras.ensemble.voting import check_voting
 from cbnn_keras.models.classifier import Classifier
+from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.run import MemoryRun
 
 X, Y = blobs()
 OTHER_X, OTHER_Y = blobs(60, seed=0)[0] + np.float32(0.3), blobs(60)[1]
 
 
-def ensemble_of(model, votes, **header):
+def ensemble_of(model, votes, **changes):
     """Members with random weights; the model itself keeps its own."""
-    header = {
-        "num_classes": 3,
-        "num_samples": 10,
-        "is_binary": False,
-        "from_logits": False,
-        "settings": {"deviation_rate": 0.01, "expected_error": 0.05},
-        **header,
-    }
-    run = MemoryRun(header)
+    changes = {"num_classes": 3, "num_samples": 10, **changes}
+    run = MemoryRun(header(model, **changes))
     generator = np.random.default_rng(1)
     kept = model.get_weights()
     for number, vote in enumerate(votes):
         model.set_weights([generator.normal(size=w.shape) for w in kept])
-        record = {"step": 4 * number + 4, "epoch": number, "vote": vote}
-        record |= {"error": 0.25, "is_member": True}
-        record["is_final"] = number == len(votes) - 1
+        is_final = number == len(votes) - 1
+        record = round_at(4 * number + 4, vote, is_final=is_final)
         run.add_round(record, generator.random(10) < 0.5, model)
     model.set_weights(kept)
     return CheckpointEnsemble(run, model)
@@ -195,7 +191,7 @@ def test_evaluation_with_priors(ensemble):
         (
             {"priors": [1, 1, 1], "voting": "hard"},
             r"^priors are for voting='soft': they divide probabilities, and "
-            r"voting='hard' counts decisions\. Leave one of the two out\.$",
+            r"voting='hard' counts predicted classes\. Leave one of the two",
         ),
     ],
 )
@@ -228,7 +224,7 @@ def test_logits_are_turned_into_probabilities_before_the_mean():
     ensemble = ensemble_of(model, [1.0, 3.0], from_logits=True)
     logits = []
     for step in (4, 8):
-        ensemble._run.load_member(step, model)
+        ensemble.run.load_member(step, model)
         logits.append(X @ model.get_weights()[0] + model.get_weights()[1])
     raised = [np.exp(z.astype("float64")) for z in logits]
     softmax = [r / r.sum(axis=1, keepdims=True) for r in raised]
@@ -253,7 +249,7 @@ def test_binary_models_give_the_probability_of_class_one(from_logits):
     )
     sigmoids = []
     for step in (4, 8):
-        ensemble._run.load_member(step, model)
+        ensemble.run.load_member(step, model)
         kernel, bias = (w.astype("float64") for w in model.get_weights())
         sigmoids.append(1 / (1 + np.exp(-(X @ kernel + bias))))
     soft, hard = (
@@ -302,8 +298,8 @@ def test_the_classifier_is_that_of_the_run(ensemble):
         num_classes=3, is_binary=False, from_logits=False
     )
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-    header = {"num_classes": 2, "is_binary": True, "from_logits": True}
-    assert ensemble_of(model, [1.0], **header).classifier == Classifier(
+    changes = {"num_classes": 2, "is_binary": True, "from_logits": True}
+    assert ensemble_of(model, [1.0], **changes).classifier == Classifier(
         num_classes=2, is_binary=True, from_logits=True
     )
 
@@ -471,71 +467,6 @@ def test_data_that_cannot_be_evaluated(ensemble, arguments, message):
         ensemble.evaluate(*arguments(), verbose=0)
 
 
-# --- Validation during training ---
-
-
-def test_growing_ensemble_is_judged_as_the_finished_one():
-    model = dense_model()
-    ensemble = ensemble_of(model, [1.0, 2.0, 4.0])
-    validation = EnsembleValidation(
-        (OTHER_X, OTHER_Y), Classifier(3, False, False), batch_size=16
-    )
-    expected = [
-        accuracy_score(OTHER_Y, stage.argmax(axis=1))
-        for stage in ensemble.staged_predict(OTHER_X, verbose=0)
-    ]
-    assert len(set(expected)) > 1
-    kept, found = model.get_weights(), []
-    for step, vote in zip((4, 8), (1.0, 2.0), strict=True):
-        ensemble._run.load_member(step, model)
-        validation.add_member(model, vote)
-        found.append(validation.accuracy())
-    # The third is asked about and not taken in.
-    ensemble._run.load_member(12, model)
-    for _ in range(2):
-        assert validation.accuracy_with(model, 4.0) == expected[2]
-    assert validation.accuracy() == expected[1]
-    validation.add_member(model, 4.0)
-    assert [*found, validation.accuracy()] == expected
-    model.set_weights(kept)
-
-
-def test_validation_that_starts_anew_learns_of_each_member():
-    model = dense_model()
-    ensemble = ensemble_of(model, [1.0, 2.0, 4.0])
-    before = bits(model)
-    validation = EnsembleValidation(
-        as_dataset(OTHER_X, OTHER_Y), Classifier(3, False, False), batch_size=9
-    )
-    ensemble.add_to(validation)
-    expected = ensemble.evaluate(OTHER_X, OTHER_Y, verbose=0)["accuracy"]
-    assert validation.accuracy() == expected
-    assert bits(model) == before
-
-
-def test_pairs_and_datasets():
-    assert as_pair((X, Y)) == (X, Y)
-    assert as_pair([X, Y]) == (X, Y)
-    dataset = as_dataset(X, Y)
-    assert as_pair(dataset) == (dataset, None)
-
-
-@pytest.mark.parametrize("data", [X, (X,), (X, Y, Y), {"x": X}, None])
-def test_data_that_are_no_pair(data):
-    with pytest.raises(
-        ValueError,
-        match=r"^validation_data must be `\(x, y\)` or a tf.data.Dataset of "
-        rf"batches \(x, y\); received {type(data).__name__}",
-    ):
-        as_pair(data)
-
-
-def test_labels_and_inputs_of_a_dataset_stay_together():
-    x, y = split_labels(Classifier(3, False, False), as_dataset(X, Y))
-    np.testing.assert_array_equal(np.concatenate([b for (b,) in x]), X)
-    np.testing.assert_array_equal(y, Y)
-
-
 # --- Selection ---
 
 
@@ -589,9 +520,9 @@ def test_selection_leaves_out_what_does_harm():
     model = keras.Sequential(
         [keras.Input((1,)), keras.layers.Dense(1, "sigmoid")]
     )
-    header = {"num_classes": 2, "is_binary": True}
-    ensemble = ensemble_of(model, [1.0, 1.0, 1.0], **header)
-    run = ensemble._run
+    changes = {"num_classes": 2, "is_binary": True}
+    ensemble = ensemble_of(model, [1.0, 1.0, 1.0], **changes)
+    run = ensemble.run
     for step, (slope, bias) in zip(
         run.members, [(0, -50), (0, 50), (50, 0)], strict=True
     ):
@@ -612,8 +543,8 @@ def test_selection_leaves_out_what_does_harm():
             {"num": 2, "validation_data": (X, Y)},
             r"received num=2 and validation_data=\.\.\.",
         ),
-        ({"num": 0}, r"^select\(num=0\): at least 1"),
-        ({"num": -1}, r"^select\(num=-1\): at least 1"),
+        ({"num": 0}, r"^select\(num=0\): num must be an integer of at least 1"),
+        ({"num": 2.5}, r"^select\(num=2\.5\): num must be an integer"),
         ({"validation_data": X}, "^validation_data must be .* received ndarra"),
         ({"validation_data": (X, None)}, "^The labels are missing"),
     ],
@@ -728,7 +659,7 @@ def half_model(policy):
 def positive_ensemble(model, votes):
     """As `ensemble_of`, with variances that can be."""
     ensemble = ensemble_of(model, votes)
-    weights = ensemble._run._weights
+    weights = ensemble.run._weights
     for step in weights:
         weights[step] = [np.abs(weight) for weight in weights[step]]
     return ensemble
@@ -741,7 +672,7 @@ def test_members_in_float32(policy, where, tmp_path):
     ensemble = positive_ensemble(model, [1.0, 3.0])
     plain, parts = half_model("float32"), []
     for step in (4, 8):
-        weights = ensemble._run._weights[step]
+        weights = ensemble.run._weights[step]
         plain.set_weights([weight.astype("float32") for weight in weights])
         parts.append(plain.predict(X, verbose=0))
     expected = mean_by_hand([1, 3], parts)
@@ -800,11 +731,11 @@ def test_ensemble_in_memory_is_saved_and_loaded(tmp_path):
         loaded.predict(X, verbose=0), ensemble.predict(X, verbose=0)
     )
     np.testing.assert_array_equal(loaded.votes, ensemble.votes)
-    assert loaded._run.rounds == callback.history
-    assert loaded._run.header == ensemble._run.header
+    assert loaded.run.records() == callback.history
+    assert loaded.run.header == ensemble.run.header
     for step in steps(ensemble):
         np.testing.assert_array_equal(
-            loaded._run.correct(step), ensemble._run.correct(step)
+            loaded.run.correct(step), ensemble.run.correct(step)
         )
 
 
@@ -838,19 +769,19 @@ def test_selected_members_alone_are_saved(ensemble, tmp_path):
         loaded.predict(X, verbose=0), selected.predict(X, verbose=0)
     )
     # The history is that of the training.
-    assert len(loaded._run.rounds) == 6
+    assert len(loaded.run.rounds) == 6
     np.testing.assert_array_equal(
-        loaded._run.replay().weights, ensemble._run.replay().weights
+        loaded.run.replay().distribution, ensemble.run.replay().distribution
     )
 
 
 def test_starting_weights_of_the_user_are_saved(tmp_path):
     base = np.arange(1, 11) / 55
     ensemble = ensemble_of(dense_model(), [1.0])
-    ensemble._run._base = base
+    ensemble.run._own_distribution = base
     ensemble.save(tmp_path / "run")
     loaded = CheckpointEnsemble.load(tmp_path / "run")
-    np.testing.assert_array_equal(loaded._run.base, base)
+    np.testing.assert_array_equal(loaded.run.own_distribution, base)
 
 
 def test_saving_does_not_overwrite_a_run(ensemble, directory, tmp_path):
@@ -1014,3 +945,71 @@ def test_lambda_layers_of_a_live_model_are_merged():
     np.testing.assert_allclose(
         merged.predict(x, verbose=0), cbnn.ensemble().predict(x), atol=1e-6
     )
+
+
+# --- Members are read once ---
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The steps of the members that were read from a directory."""
+    steps, original = [], RunDirectory.load_member
+
+    def load_member(self, step, model):
+        steps.append(step)
+        original(self, step, model)
+
+    monkeypatch.setattr(RunDirectory, "load_member", load_member)
+    return steps
+
+
+def test_small_repeated_calls_do_not_read_the_disk_each_time(ensemble, reads):
+    first = ensemble.predict(X[:1], verbose=0)
+    assert reads == [4, 8, 12, 16, 20, 24]
+    for _ in range(3):
+        again = ensemble.predict(X[:1], verbose=0)
+        np.testing.assert_array_equal(again, first)
+    list(ensemble.member_probabilities(X[:1], verbose=0))
+    ensemble.select(num=3).evaluate(X[:2], Y[:2], verbose=0)
+    assert reads == [4, 8, 12, 16, 20, 24]
+
+
+@pytest.mark.parametrize(
+    ("cache_bytes", "num_kept"),
+    # 67 parameters of 4 bytes: 268 bytes a member.
+    [(0, 0), (267, 0), (268, 1), (3 * 268 + 100, 3)],
+)
+def test_the_cache_has_the_size_that_was_asked_for(
+    directory, reads, cache_bytes, num_kept
+):
+    ensemble = CheckpointEnsemble.load(directory, cache_bytes=cache_bytes)
+    expected = CheckpointEnsemble.load(directory).predict(X, verbose=0)
+    reads.clear()
+    for _ in range(2):
+        found = ensemble.predict(X, verbose=0)
+        np.testing.assert_array_equal(found, expected)
+    assert reads == [4, 8, 12, 16, 20, 24] + [4, 8, 12, 16, 20, 24][num_kept:]
+
+
+@pytest.mark.parametrize("cache_bytes", [-1, 1.5, "1 GB"])
+def test_sizes_of_the_cache_that_are_refused(directory, cache_bytes):
+    with pytest.raises(
+        ValueError, match=r"load\(cache_bytes=.*an integer of at least 0"
+    ):
+        CheckpointEnsemble.load(directory, cache_bytes=cache_bytes)
+
+
+def test_the_users_weights_are_kept_once_for_all_members(ensemble, monkeypatch):
+    num_calls, original = 0, ensemble.model.set_weights
+
+    def set_weights(weights):
+        nonlocal num_calls
+        num_calls += 1
+        original(weights)
+
+    ensemble.predict(X, verbose=0)  # fills the cache
+    before = bits(ensemble.model)
+    monkeypatch.setattr(ensemble.model, "set_weights", set_weights)
+    ensemble.predict(X, verbose=0)
+    assert num_calls == 6 + 1  # each member, and the user's own in the end
+    assert bits(ensemble.model) == before

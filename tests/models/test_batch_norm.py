@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cbnn_keras.data.indexed import ArrayExamples
+from cbnn_keras.data.indexed import ArraySamples
 from cbnn_keras.models.batch_norm import (
     StatisticsRecomputer,
     recompute_statistics,
@@ -180,7 +180,7 @@ def test_training_goes_on_with_its_own_momentum():
 
 def test_shuffled_inputs_are_all_samples_in_one_random_order():
     x = np.arange(50)
-    examples = ArrayExamples(x, x)
+    examples = ArraySamples(x, x)
     first, second = (
         np.concatenate(list(examples.shuffled_inputs(8, True)))
         for _ in range(2)

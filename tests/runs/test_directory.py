@@ -1,5 +1,6 @@
 """Tests of runs: in memory, and on disk, where files can be spoilt."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -10,10 +11,12 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from helpers import blobs, dense_model, header, trained
+from helpers import blobs, dense_model, header, round_at, trained
 
 from cbnn_keras import CheckpointEnsemble, __version__
+from cbnn_keras.policies import Boosting
 from cbnn_keras.runs.directory import RunDirectory, check_available, holds_run
+from cbnn_keras.runs.manifest import Settings, State
 from cbnn_keras.runs.run import MemoryRun
 from cbnn_keras.support import files
 
@@ -56,6 +59,12 @@ def change_manifest(directory, change):
     manifest = manifest_of(directory)
     change(manifest)
     (directory / "manifest.json").write_text(json.dumps(manifest))
+
+
+def list_file(directory, name):
+    """Puts a file into the manifest as it is, as an attacker could."""
+    found = dataclasses.asdict(files.fingerprint(directory / name))
+    change_manifest(directory, lambda m: m["files"].update({name: found}))
 
 
 def listing(directory):
@@ -104,7 +113,7 @@ def test_content_of_the_manifest(pristine):
     uniform = np.full(120, 1 / 120)
     labels = hashlib.sha256(Y.astype(np.int64).tobytes() + uniform.tobytes())
     assert manifest == {
-        "format_version": 1,
+        "format_version": 2,
         "method": "cbnn",
         "package_version": __version__,
         "num_classes": 3,
@@ -202,47 +211,42 @@ def test_replay_gives_the_weights_of_every_round(pristine):
     opened = RunDirectory.open(pristine)
     for number, omega in enumerate(expected):
         np.testing.assert_allclose(
-            opened.replay(number).weights, omega, rtol=1e-12
+            opened.replay(number).distribution, omega, rtol=1e-12
         )
     # The final round leaves them as they are.
     np.testing.assert_array_equal(
-        opened.replay().weights, opened.replay(2).weights
+        opened.replay().distribution, opened.replay(2).distribution
     )
     errors = [
         sum(w for w, r in zip(omega, right, strict=True) if not r)
         for omega, right in zip(expected, bits, strict=True)
     ]
-    found = [record["error"] for record in opened.rounds]
+    found = [record.error for record in opened.rounds]
     np.testing.assert_allclose(found, errors, rtol=1e-12)
 
 
 def record_of(step, *, is_member=True, is_final=False):
-    return {
-        "step": step,
-        "epoch": 0,
-        "error": 0.25,
-        "vote": 1.5 if is_member else 0.0,
-        "is_member": is_member,
-        "is_final": is_final,
-    }
+    vote = 1.5 if is_member else 0.0
+    return round_at(step, vote, is_member=is_member, is_final=is_final)
 
 
-HEADER = {
-    "num_classes": 3,
-    "num_samples": 11,
-    "is_binary": False,
-    "from_logits": False,
-    "settings": {"deviation_rate": ETA, "expected_error": 0.05},
-}
+HEADER = header(
+    dense_model(), num_samples=11, settings=Settings(Boosting(ETA, 0.05))
+)
 RIGHT = np.array([True] * 7 + [False] * 4)
 
 
-def new_run(directory=None, model=None, base=None, **options):
+def new_run(directory=None, model=None, own_distribution=None, **options):
     """A run without rounds: in memory where there is no directory."""
     if directory is None:
-        return MemoryRun(dict(HEADER), base)
-    model = model or dense_model()
-    return RunDirectory.create(directory, HEADER, model, base=base, **options)
+        return MemoryRun(HEADER, own_distribution)
+    return RunDirectory.create(
+        directory,
+        HEADER,
+        model or dense_model(),
+        own_distribution=own_distribution,
+        **options,
+    )
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -276,8 +280,8 @@ def test_members_keep_the_weights_of_their_time(any_run):
         for weight, first in zip(other.get_weights(), start, strict=True):
             np.testing.assert_array_equal(weight, first + np.float32(added))
     assert run.members == [1, 3]
-    assert [r["step"] for r in run.rounds] == [1, 2, 3]
-    assert run.round_at(2)["is_member"] is False
+    assert [r.step for r in run.rounds] == [1, 2, 3]
+    assert run.round_at(2).is_member is False
     assert run.member_bytes(1) >= 4 * model.count_params()
 
 
@@ -286,7 +290,7 @@ def test_final_model_replaces_the_round_that_was_turned_down(any_run):
     run.add_round(record_of(3), RIGHT, dense_model())
     run.add_round(record_of(4, is_member=False), RIGHT, None)
     run.add_round(record_of(4, is_final=True), RIGHT, dense_model())
-    assert [(r["step"], r["is_final"]) for r in run.rounds] == [
+    assert [(r.step, r.is_final) for r in run.rounds] == [
         (3, False),
         (4, True),
     ]
@@ -295,21 +299,23 @@ def test_final_model_replaces_the_round_that_was_turned_down(any_run):
 
 def test_replay_starts_from_the_weights_of_the_user(any_run):
     base = np.arange(1, 12) / 66
-    run = any_run(base=base)
-    np.testing.assert_array_equal(run.base, base)
+    run = any_run(own_distribution=base)
+    np.testing.assert_array_equal(run.own_distribution, base)
     run.add_round(record_of(1), RIGHT, None)
     run.add_round(record_of(2), ~RIGHT, None)
     run.add_round(record_of(3, is_final=True), RIGHT, None)
     for number, omega in enumerate(omegas([RIGHT, ~RIGHT, RIGHT], base)):
         np.testing.assert_allclose(
-            run.replay(number).weights, omega, rtol=1e-12
+            run.replay(number).distribution, omega, rtol=1e-12
         )
 
 
 def test_uniform_weights_need_no_file(any_run, tmp_path):
     run = any_run()
-    assert run.base is None
-    np.testing.assert_array_equal(run.replay().weights, np.full(11, 1 / 11))
+    assert run.own_distribution is None
+    np.testing.assert_array_equal(
+        run.replay().distribution, np.full(11, 1 / 11)
+    )
     assert not (tmp_path / "run/base.npy").exists()
 
 
@@ -376,7 +382,7 @@ def test_damaged_file_is_named(run, name, spoil, text):
 
 
 def test_damaged_weights_of_the_user_are_named(tmp_path):
-    run = new_run(tmp_path / "run", base=np.arange(1, 12) / 66)
+    run = new_run(tmp_path / "run", own_distribution=np.arange(1, 12) / 66)
     run.add_round(record_of(1, is_final=True), RIGHT, dense_model())
     CheckpointEnsemble.load(tmp_path / "run")
     spoil_one_bit(tmp_path / "run/base.npy")
@@ -415,7 +421,7 @@ def test_member_that_does_not_fit_the_model_is_named(pristine):
         ("null", "is not the manifest of a cbnn_keras run"),
         ('{"name": "app"}', "is not the manifest of a cbnn_keras run"),
         ('{"format_version": "1"}', "is not the manifest of a cbnn_keras"),
-        ('{"format_version": 1}', "is not a valid manifest: files, from_logi"),
+        ('{"format_version": 1}', "is not a valid manifest: method, package_"),
     ],
 )
 def test_manifest_that_is_none(run, content, text):
@@ -428,10 +434,10 @@ def test_manifest_that_is_none(run, content, text):
 
 
 def test_manifest_of_a_later_version(run):
-    change_manifest(run, lambda m: m.update(format_version=2))
+    change_manifest(run, lambda m: m.update(format_version=3))
     with refused(
         run / "manifest.json",
-        r"has format version 2; this cbnn_keras reads up to 1. Upgrade: pip",
+        r"has format version 3; this cbnn_keras reads up to 2. Upgrade: pip",
     ):
         RunDirectory.open(run)
 
@@ -439,7 +445,7 @@ def test_manifest_of_a_later_version(run):
 @pytest.mark.parametrize(
     "key",
     ["files", "from_logits", "is_binary", "is_finished", "members"]
-    + ["num_classes", "num_samples", "rounds", "settings"],
+    + ["num_classes", "num_samples", "rounds", "labels", "method"],
 )
 def test_manifest_without_a_key(run, key):
     change_manifest(run, lambda m: m.pop(key))
@@ -456,14 +462,18 @@ def test_manifest_without_a_key(run, key):
         (lambda m: m.update(is_binary=0), "is_binary missing or of"),
         (lambda m: m["rounds"][1].pop("step"), r"rounds\[1\].step missing"),
         (lambda m: m["rounds"][0].pop("vote"), r"rounds\[0\].vote missing"),
-        (lambda m: m["rounds"].append(3), r"rounds\[3\].step, rounds\[3\].v"),
-        (lambda m: m["members"].append([24]), "members missing or of"),
+        (lambda m: m["rounds"].append(3), r"rounds\[3\].error, rounds\[3\].v"),
+        (lambda m: m["members"].append([24]), r"members\[3\] missing or of"),
         (
             lambda m: m["files"]["model.keras"].pop("bytes"),
             r"files\[model.keras\].bytes missing",
         ),
         (lambda m: m["files"].update(a="0"), r"files\[a\].bytes, files\[a\].s"),
         (lambda m: m["settings"].clear(), "settings.deviation_rate, settings"),
+        (lambda m: m.pop("settings"), "settings, settings.deviation_rate, s"),
+        (lambda m: m["settings"].update(seed="1"), "settings.seed missing or"),
+        (lambda m: m["rounds"][0].update(vote=True), r"rounds\[0\].vote miss"),
+        (lambda m: m.update(state={"step": 3}), "state.epoch missing or of"),
     ],
 )
 def test_manifest_with_a_part_of_the_wrong_kind(run, change, named):
@@ -494,9 +504,7 @@ def test_manifest_that_names_a_path_outside(run, tmp_path, name):
     outside = tmp_path / "outside"
     outside.write_text("secret")
     name = name or str(outside)
-    change_manifest(
-        run, lambda m: m["files"].update({name: files.fingerprint(outside)})
-    )
+    list_file(run, name)
     with refused(run / "manifest.json", f"names '{re.escape(name)}', which is"):
         CheckpointEnsemble.load(run)
 
@@ -525,16 +533,13 @@ def test_pickles_are_not_opened(run, tmp_path):
     objects = np.array([Bomb(trace)], dtype=object)
     for name in ("rounds/8.npy", "base.npy"):
         np.save(run / name, objects, allow_pickle=True)
-        print_ = files.fingerprint(run / name)
-        change_manifest(
-            run, lambda m, n=name, p=print_: m["files"].update({n: p})
-        )
+        list_file(run, name)
     opened = RunDirectory.open(run)
     opened.verify()
     with pytest.raises(ValueError, match="allow_pickle=False"):
         opened.correct(8)
     with pytest.raises(ValueError, match="allow_pickle=False"):
-        _ = opened.base
+        _ = opened.own_distribution
     assert not trace.exists()
     # It would have gone off.
     np.load(run / "rounds/8.npy", allow_pickle=True)
@@ -543,15 +548,12 @@ def test_pickles_are_not_opened(run, tmp_path):
 
 def test_pickle_in_the_kept_state_is_not_opened(tmp_path):
     run, model = new_run(tmp_path / "run"), dense_model()
-    run.save_state(model, step=6, epoch=1)
+    run.save_state(model, 6, 1, {})
     trace = tmp_path / "trace"
     path = tmp_path / "run/resume/6.npz"
     objects = np.array([Bomb(trace)], dtype=object)
     np.savez(path, **{"model/0": objects}, allow_pickle=True)
-    change_manifest(
-        run.path,
-        lambda m: m["files"].update({"resume/6.npz": files.fingerprint(path)}),
-    )
+    list_file(run.path, "resume/6.npz")
     with pytest.raises(ValueError, match="allow_pickle=False"):
         RunDirectory.open(run.path).rewind(model)
     assert not trace.exists()
@@ -661,11 +663,11 @@ def test_sweeping_spares_the_files_of_the_user(tmp_path):
     for name in leftovers:  # as a crash leaves them
         (path / name).write_text("half")
     run.add_round(record_of(4), RIGHT, model)
-    run.save_state(model, step=6, epoch=1)
+    run.save_state(model, 6, 1, {})
     ours = {"manifest.json", "model.keras"}
     ours |= {"members/4.weights.h5", "rounds/4.npy"}
     assert set(listing(path)) == mine | ours | {"resume/6.npz"}
-    run.save_state(model, step=12, epoch=2)
+    run.save_state(model, 12, 2, {})
     assert set(listing(path)) == mine | ours | {"resume/12.npz"}
     run.finish()
     assert set(listing(path)) == mine | ours
@@ -682,14 +684,14 @@ def test_rewinding_forgets_what_came_after_the_state(tmp_path):
     model.optimizer.build(model.trainable_variables)
     run = new_run(path, model)
     run.add_round(record_of(4), RIGHT, model)
-    run.save_state(model, step=6, epoch=1)
+    run.save_state(model, 6, 1, {})
     kept = model.get_weights()
     run.add_round(record_of(8, is_member=False), RIGHT, None)
     run.add_round(record_of(12), RIGHT, model)
     model.set_weights([w + 1 for w in kept])
     opened = RunDirectory.open(path)
     assert opened.members == [4, 12] and not opened.is_finished
-    assert opened.rewind(model) == ({"step": 6, "epoch": 1}, {})
+    assert opened.rewind(model) == (State(6, 1), {})
     for weight, was in zip(model.get_weights(), kept, strict=True):
         np.testing.assert_array_equal(weight, was)
     assert set(listing(path)) == {
@@ -697,13 +699,13 @@ def test_rewinding_forgets_what_came_after_the_state(tmp_path):
         *("members/4.weights.h5", "rounds/4.npy"),
     }
     again = RunDirectory.open(path)
-    assert again.members == [4] and again.state == {"step": 6, "epoch": 1}
-    assert [r["step"] for r in again.rounds] == [4]
+    assert again.members == [4] and again.state == State(6, 1)
+    assert [r.step for r in again.rounds] == [4]
 
 
 def test_state_that_is_damaged_is_named(tmp_path):
     run, model = new_run(tmp_path / "run"), dense_model()
-    run.save_state(model, step=6, epoch=1)
+    run.save_state(model, 6, 1, {})
     path = tmp_path / "run/resume/6.npz"
     spoil_one_bit(path)
     with refused(path, "is not what was saved"):
@@ -712,7 +714,7 @@ def test_state_that_is_damaged_is_named(tmp_path):
     run.verify()
 
 
-def test_notes_of_a_method_come_back_with_the_state(tmp_path):
+def test_state_of_a_method_comes_back_with_the_state(tmp_path):
     model = dense_model()
     model.optimizer.build(model.trainable_variables)
     run = RunDirectory.create(tmp_path / "run", header(model), model)
@@ -725,20 +727,17 @@ def test_notes_of_a_method_come_back_with_the_state(tmp_path):
 
 
 def test_run_without_a_state_cannot_be_rewound(run):
-    with refused(run, "keeps no state to go on from"):
+    with refused(run, "keeps no state to resume from"):
         RunDirectory.open(run).rewind(dense_model())
 
 
-def header_with(opened, **changes):
+def header_with(opened, settings=None, **changes):
     """Its header once more, with other values, those of settings too."""
-    header = {**opened.header, "settings": {**opened.header["settings"]}}
-    for name, value in changes.items():
-        part = header["settings"] if name in header["settings"] else header
-        part[name] = value
-    return header
+    changed = dataclasses.replace(opened.header.settings, **(settings or {}))
+    return dataclasses.replace(opened.header, settings=changed, **changes)
 
 
-def test_run_goes_on_with_the_same_header_in_a_later_version(run):
+def test_run_resumes_with_the_same_header_in_a_later_version(run):
     opened = RunDirectory.open(run)
     opened.check_started_with(header_with(opened))
     opened.check_started_with(header_with(opened, package_version="99.0"))
@@ -753,15 +752,21 @@ def test_run_goes_on_with_the_same_header_in_a_later_version(run):
             r"1,234 now\)",
         ),
         (
-            {"seed": 2, "num_samples": 121},
+            {"settings": {"seed": 2}, "num_samples": 121},
             "run was started with other settings: num_samples was 120 and is "
             "121; seed was 1 and is 2. Use the same ones",
         ),
-        ({"shuffle": False}, "settings: shuffle was True and is False. Use"),
-        ({"novel": 3}, "settings: novel was None and is 3. Use"),
+        (
+            {"settings": {"shuffle": False}},
+            "shuffle was True and is False. Use",
+        ),
+        (
+            {"settings": {"own": {"interval": 8, "novel": 3}}},
+            "settings: novel was None and is 3. Use",
+        ),
     ],
 )
-def test_run_does_not_go_on_with_another_header(run, changes, text):
+def test_run_does_not_resume_with_another_header(run, changes, text):
     opened = RunDirectory.open(run)
     with pytest.raises(ValueError, match=text):
         opened.check_started_with(header_with(opened, **changes))
@@ -792,7 +797,7 @@ def test_kill_while_a_round_is_written_leaves_the_old_state(
 
 def test_memory_runs_have_nothing_to_save():
     run = new_run()
-    run.save_state(dense_model(), step=1, epoch=1)
+    run.save_state(dense_model(), 1, 1, {})
     run.finish()
     assert run.rounds == [] and run.members == []
 

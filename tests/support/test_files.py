@@ -17,7 +17,7 @@ def saved(tmp_path):
     content = bytes(range(256)) * 1000  # more than one read of a buffer
     path.write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
-    return path, {"bytes": 256_000, "sha256": digest}
+    return path, files.Fingerprint(bytes=256_000, sha256=digest)
 
 
 def named(path, text):
@@ -36,12 +36,12 @@ def test_fingerprint_is_size_and_sha256(saved):
 def test_fingerprint_of_nothing(tmp_path):
     path = tmp_path / "empty"
     path.touch()
-    assert files.fingerprint(path) == {
-        "bytes": 0,
+    assert files.fingerprint(path) == files.Fingerprint(
+        bytes=0,
         # The well-known digest of no bytes at all.
-        "sha256": "e3b0c44298fc1c149afbf4c8996fb924"
+        sha256="e3b0c44298fc1c149afbf4c8996fb924"
         "27ae41e4649b934ca495991b7852b855",
-    }
+    )
 
 
 def test_unchanged_file_passes_until_it_changes(saved):

@@ -56,52 +56,25 @@ def assert_refused(message, model, *data, num_steps=0, **options):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"deviation_rate": -0.01},
-            r"deviation_rate=-0\.01\): a number of at least 0",
-        ),
-        (
-            {"deviation_rate": float("nan")},
-            r"deviation_rate=nan\): a number of at least 0",
-        ),
-        (
-            {"deviation_rate": float("inf")},
-            r"deviation_rate=inf\): a number of at least 0",
-        ),
-        (
-            {"expected_error": 0},
-            r"expected_error=0\): a number between 0 and 1",
-        ),
-        (
-            {"expected_error": 1},
-            r"expected_error=1\): a number between.*1 - 1/k",
-        ),
-        (
-            {"expected_error": -1},
-            r"expected_error=-1\): a number between 0 and 1",
-        ),
-        (
-            {"expected_error": float("nan")},
-            r"expected_error=nan\): a number between",
-        ),
-        ({"num_checkpoints": 0}, r"num_checkpoints=0\): an integer of at lea"),
-        ({"num_checkpoints": -1}, r"num_checkpoints=-1\): an integer of at le"),
-        ({"num_checkpoints": 2.5}, r"num_checkpoints=2\.5\): an integer of"),
-        ({"num_checkpoints": True}, r"num_checkpoints=True\): an integer of"),
-        ({"num_checkpoints": "6"}, r"num_checkpoints='6'\): an integer of"),
-        ({"interval": 0}, r"interval=0\): an integer of at least 1"),
-        ({"interval": 1.0}, r"interval=1\.0\): an integer of at least 1"),
-        ({"total_steps": 0}, r"total_steps=0\): an integer of at least 1"),
+        ({"deviation_rate": -0.01}, r"deviation_rate=-0\.01.*at least 0"),
+        ({"expected_error": 0}, r"expected_error=0\): .*between 0 and 1"),
+        ({"expected_error": 1}, r"expected_error=1\): .*below 1 - 1/k"),
+        ({"num_checkpoints": 0}, r"num_checkpoints=0\): .*an integer"),
+        ({"interval": 0}, r"interval=0\): .*an integer"),
+        ({"total_steps": 0}, r"total_steps=0\): .*an integer"),
         (
             {"num_checkpoints": 3, "interval": 10},
             r"num_checkpoints=3, interval=10\): give one of them, not both",
         ),
-        ({"from_logits": "yes"}, r"from_logits='yes'\): True, False or None"),
+        (
+            {"from_logits": "yes"},
+            r"from_logits='yes'\): .*True, False or None",
+        ),
         ({"resume": True}, "resume and overwrite need a directory"),
         ({"overwrite": True}, "resume and overwrite need a directory"),
         (
             {"directory": "runs/a", "resume": True, "overwrite": True},
-            "go on with the run or replace it, not both",
+            "resume the run or replace it, not both",
         ),
         (
             {"validation_data": np.zeros((5, 4))},
@@ -224,7 +197,7 @@ def pairs(num_samples=120):
 def test_a_dataset_of_unknown_size(make):
     unknown = pairs().filter(lambda x, y: True)
     with pytest.raises(
-        ValueError, match="number of examples is not known.*`num_samples`"
+        ValueError, match="number of samples is not known.*`num_samples`"
     ):
         getattr(CBNNCallback(), make)(unknown)
 
@@ -256,13 +229,9 @@ def test_an_index_with_other_data_to_score():
 
 
 def test_data_to_score_of_a_wrong_kind():
-    callback = CBNNCallback(score_data=blobs()[0])
-    assert_refused(
-        r"must be `\(x, y\)`.*ndarray",
-        fast_model(),
-        indexed(callback),
-        callbacks=[callback],
-    )
+    """It was once refused as "validation_data", and only by `fit`."""
+    with pytest.raises(ValueError, match=r"^score_data must be `\(x, y\)`"):
+        CBNNCallback(score_data=blobs()[0])
 
 
 def test_data_to_score_with_weighted():
@@ -277,13 +246,13 @@ def test_data_to_score_with_weighted():
 
 
 def test_an_index_on_a_dataset_that_shuffles():
-    with pytest.raises(ValueError, match="another example in a second pass"):
+    with pytest.raises(ValueError, match="another sample in a second pass"):
         CBNNCallback().attach_index(pairs().shuffle(120))
 
 
 @pytest.mark.parametrize(
     ("announced", "message"),
-    [(119, "has 120 examples, but 119"), (121, "has 120 examples, but 121")],
+    [(119, "has 120 samples, but 119"), (121, "has 120 samples, but 121")],
 )
 def test_a_number_of_samples_that_is_wrong(announced, message):
     callback = CBNNCallback()
@@ -642,7 +611,7 @@ def other_activation():
 
 
 def resumed(directory, *, data=blobs, num_checkpoints=4, **options):
-    """Callback and pipeline to go on with, as in `unfinished`."""
+    """Callback and pipeline to resume with, as in `unfinished`."""
     pipeline = {
         name: options.pop(name, default)
         for name, default in {

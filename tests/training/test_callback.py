@@ -9,6 +9,7 @@ import tensorflow as tf
 from helpers import blobs, dense_model, trained
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble, boosting, weighted
+from cbnn_keras.policies import Boosting
 
 
 def noisy_cnn():
@@ -569,9 +570,7 @@ def test_votes_use_the_error_of_the_round_before_reweighting():
     right = [
         p.argmax(axis=1) == y for p in cbnn.ensemble().member_probabilities(x)
     ]
-    booster = boosting.Booster(
-        np.full(len(y), 1 / len(y)), 3, deviation_rate=0.05
-    )
+    booster = boosting.Booster(np.full(len(y), 1 / len(y)), 3, Boosting(0.05))
     votes = [booster.add(bits).vote for bits in right]
     np.testing.assert_allclose(cbnn.ensemble().votes, votes, rtol=1e-12)
 
@@ -775,3 +774,14 @@ def test_a_new_pipeline_goes_before_one_whose_callback_is_gone():
     model.fit(weighted(x, y), epochs=2, callbacks=[cbnn], verbose=0)
     assert cbnn.history
     del train
+
+
+def test_history_gives_copies(tmp_path):
+    """Clearing it once emptied the run."""
+    cbnn, model, x, _ = trained(tmp_path / "run", num_checkpoints=3)
+    expected = cbnn.ensemble().predict(x, verbose=0)
+    cbnn.history.clear()
+    cbnn.history[0]["vote"] = 1e9
+    assert len(cbnn.history) == 3
+    found = cbnn.ensemble().predict(x, verbose=0)
+    np.testing.assert_array_equal(found, expected)

@@ -158,7 +158,7 @@ def _opened(source: Source) -> Run:
 
 
 def _check_names(source: Source, class_names: Sequence[str] | None) -> None:
-    num_classes = _opened(source).header["num_classes"]
+    num_classes = _opened(source).header.num_classes
     if class_names is not None and len(class_names) != num_classes:
         raise ValueError(
             f"There are {len(class_names)} class names for {num_classes} "
@@ -169,13 +169,13 @@ def _check_names(source: Source, class_names: Sequence[str] | None) -> None:
 def _subtitle(found: Sequence[Findings]) -> str:
     """What holds for all runs."""
     headers = [f.run.header for f in found]
-    parts = [", ".join(dict.fromkeys(h.get("method", "?") for h in headers))]
+    parts = [", ".join(dict.fromkeys(h.method for h in headers))]
     for key, name in {
         "num_classes": "classes",
         "num_samples": "training samples",
         "num_parameters": "parameters",
     }.items():
-        if len(numbers := {header.get(key) for header in headers}) == 1:
+        if len(numbers := {getattr(header, key) for header in headers}) == 1:
             [number] = numbers
             parts += [f"{number:,} {name}"] if number else []
     return " · ".join(parts)
@@ -213,7 +213,7 @@ def _cache(
     found: Findings, scrutiny: Scrutiny, target: pathlib.Path
 ) -> pathlib.Path:
     """A file for each run and its data, so that none is in another's way."""
-    content = json.dumps([found.run.header, found.run.rounds])
+    content = json.dumps([found.run.header.to_json(), found.run.records()])
     digest = hashlib.sha256(content.encode())
     for array in keras.tree.flatten(scrutiny.data.x):
         digest.update(np.ascontiguousarray(array).tobytes())

@@ -20,7 +20,7 @@ from cbnn_keras.analysis.report.sample_sections import (
     hardest_section,
     suspects_section,
 )
-from cbnn_keras.runs.run import Record
+from cbnn_keras.runs.manifest import Round
 from cbnn_keras.version import __version__
 
 _LEGEND_LETTERS = 24  # of the name of a run
@@ -73,7 +73,7 @@ def _summary_part(found: Findings) -> Part:
             found.name,
             [
                 f"{num} member{'s' * (num > 1)}. The last one has a weighted "
-                f"error of {last['error']:.2%} on the training set.",
+                f"error of {last.error:.2%} on the training set.",
                 *found.notes,
                 "Give data that were not trained on to see whether the "
                 "ensemble is better: cbnn report RUN --data test.npz, with "
@@ -146,36 +146,36 @@ def _rounds(found: Sequence[Findings]) -> Section:
 
 
 def _rounds_part(found: Findings) -> Part:
-    rounds, run = found.run.rounds, found.run
-    drawings = [page.plot(lambda ax: plots.draw_rounds(rounds, ax))]
+    records, run = found.run.records(), found.run
+    drawings = [page.plot(lambda ax: plots.draw_rounds(records, ax))]
     texts = []
     if run.has_bound:
-        drawings.append(page.plot(lambda ax: plots.draw_bound(rounds, ax)))
+        drawings.append(page.plot(lambda ax: plots.draw_bound(records, ax)))
     else:
         texts.append(
-            f"The method {run.header.get('method', '?')!r} does not boost as "
+            f"The method {run.header.method!r} does not boost as "
             "CBNN does; the bound of theorem 1 does not speak of it."
         )
     head = ["step", "epoch", "e", "vote", "Z", "bound", "exp. loss"]
     rows = [
         [
-            f"{r['step']:,}",
-            r["epoch"] + 1,
-            f"{r['error']:.4f}",
+            f"{r.step:,}",
+            r.epoch + 1,
+            f"{r.error:.4f}",
             _vote(r, found.steps),
-            f"{r['normaliser']:.4f}",
-            f"{r['bound']:.4f}" if run.has_bound else "-",
-            f"{r['exponential_loss']:.4f}" if run.has_bound else "-",
+            f"{r.normaliser:.4f}",
+            f"{r.bound:.4f}" if run.has_bound else "-",
+            f"{r.exponential_loss:.4f}" if run.has_bound else "-",
         ]
-        for r in rounds
+        for r in run.rounds
     ]
     return Part(found.name, texts, drawings, [Table(head, rows)])
 
 
-def _vote(record: Record, steps: list[int]) -> str:
-    if record["step"] in steps:
-        return f"{record['vote']:.3f}"
-    return "left out" if record["is_member"] else "no member"
+def _vote(record: Round, steps: list[int]) -> str:
+    if record.step in steps:
+        return f"{record.vote:.3f}"
+    return "left out" if record.is_member else "no member"
 
 
 def _growth(found: Sequence[Findings]) -> Section:
@@ -415,10 +415,10 @@ def _settings_part(found: Findings) -> Part:
     header = found.run.header
     shown = {
         "run": found.place,
-        "method": header.get("method", "unknown"),
-        **header["settings"],
+        "method": header.method,
+        **header.settings.to_json(),
         "members": len(found.steps),
-        "trained with cbnn-keras": header.get("package_version", "unknown"),
+        "trained with cbnn-keras": header.package_version,
         "report by cbnn-keras": __version__,
         "Keras": keras.__version__,
         "TensorFlow": tf.__version__,

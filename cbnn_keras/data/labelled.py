@@ -1,4 +1,4 @@
-"""Labelled data to judge an ensemble by, outside of training."""
+"""Labelled data in the forms that people have them in."""
 
 from typing import Any
 
@@ -6,21 +6,24 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras import metrics
 from cbnn_keras.labels import class_indices
 from cbnn_keras.models.classifier import Classifier
-from cbnn_keras.models.state import generators_kept
 
 
-def as_pair(data: Any) -> tuple[Any, Any]:
-    """`validation_data` in either of its forms -> `(x, y)`."""
+def as_pair(data: Any, name: str = "validation_data") -> tuple[Any, Any]:
+    """Inputs and labels from either of their forms, `(x, y)` or a dataset.
+
+    Args:
+        data: `(x, y)`, or a dataset, which is given back with None.
+        name: The argument that it was given as, for the message.
+    """
     if isinstance(data, tf.data.Dataset):
         return data, None
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return data[0], data[1]
     raise ValueError(
-        "validation_data must be `(x, y)` or a tf.data.Dataset of batches "
-        f"(x, y); received {type(data).__name__}."
+        f"{name} must be `(x, y)` or a tf.data.Dataset of (x, y); received "
+        f"{type(data).__name__}."
     )
 
 
@@ -51,51 +54,10 @@ def split_labels(
         if sizes != {len(labels)}:
             raise ValueError(
                 f"There are {len(labels)} labels for inputs of length "
-                f"{', '.join(map(str, sorted(sizes)))}: give one label a "
-                "sample."
+                f"{', '.join(map(str, sorted(sizes)))}: give one label "
+                "per sample."
             )
     return x, labels
-
-
-class EnsembleValidation:
-    """Accuracy of an ensemble that is still growing.
-
-    Keeps the vote-weighted sum of the members' probabilities, so that each
-    member predicts once.
-    """
-
-    def __init__(
-        self, data: Any, classifier: Classifier, batch_size: int
-    ) -> None:
-        self._inputs, self._labels = split_labels(classifier, *as_pair(data))
-        self._classifier = classifier
-        self._batch_size = batch_size
-        self._sum: Any = 0.0
-        self._sum_of_votes = 0.0
-
-    def add_member(self, model: keras.Model, vote: float) -> None:
-        self._sum = self._sum + vote * self._predict(model)
-        self._sum_of_votes += vote
-
-    def accuracy(self) -> float:
-        """Of the members so far."""
-        return metrics.accuracy(self._sum / self._sum_of_votes, self._labels)
-
-    def accuracy_with(self, model: keras.Model, vote: float) -> float:
-        """Of the members so far together with a model that has this vote."""
-        total = self._sum + vote * self._predict(model)
-        mean = total / (self._sum_of_votes + vote)
-        return metrics.accuracy(mean, self._labels)
-
-    def _predict(self, model: keras.Model) -> np.ndarray:
-        is_dataset = isinstance(self._inputs, tf.data.Dataset)
-        with generators_kept(model):
-            outputs = model.predict(
-                self._inputs,
-                batch_size=None if is_dataset else self._batch_size,
-                verbose=0,
-            )
-        return self._classifier.probabilities(outputs).astype(np.float64)
 
 
 def _split_dataset(dataset: tf.data.Dataset) -> tuple[Any, np.ndarray]:
@@ -104,7 +66,7 @@ def _split_dataset(dataset: tf.data.Dataset) -> tuple[Any, np.ndarray]:
     if not is_pair or getattr(spec[1], "shape", None) == ():
         raise ValueError(
             "The dataset must give batches (x, y): add `.batch(...)` to single "
-            f"examples. Its elements are {spec}."
+            f"samples. Its elements are {spec}."
         )
     labels = dataset.map(lambda x, y, *_: y)
     first, second = (

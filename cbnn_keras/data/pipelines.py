@@ -1,0 +1,210 @@
+"""Pipelines with sample weights, and which callback each belongs to.
+
+`weighted` makes the `tf.data.Dataset` that `model.fit` is given. A callback
+that did not make its own pipeline finds, when `fit` begins, the one that it can
+mean among those that are alive.
+"""
+
+import gc
+import weakref
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from cbnn_keras.data.indexed import Augment, as_samples, check_augment
+from cbnn_keras.data.sample_weights import SampleWeights
+from cbnn_keras.support import arguments
+
+# The pipelines in use: an entry lives as long as its dataset does.
+_live: "weakref.WeakKeyDictionary[tf.data.Dataset, SampleWeights]"
+_live = weakref.WeakKeyDictionary()
+
+
+def live_sample_weights(owner: object | None) -> list[SampleWeights]:
+    """The sample weights of live pipelines, by who holds them.
+
+    Args:
+        owner: The callback that made the pipelines, or None for those that
+            belong to nobody (any more).
+    """
+    return list({id(w): w for w in _live.values() if w.owner is owner}.values())
+
+
+def _candidates(owner: object) -> list[list[SampleWeights]]:
+    unowned = live_sample_weights(None)
+    return [
+        live_sample_weights(owner),
+        [weights for weights in unowned if not weights.is_orphaned],
+        [weights for weights in unowned if weights.is_orphaned],
+    ]
+
+
+# What users are shown where the short form does not do.
+EXPLICIT_FORM = (
+    "Write: cbnn = CBNNCallback(...); train = cbnn.weighted(x, y, "
+    "batch_size=128); model.fit(train, epochs=..., callbacks=[cbnn])."
+)
+
+
+def claim_sample_weights(owner: object) -> SampleWeights:
+    """Finds the one pipeline that a callback can mean, and makes it its own.
+
+    That is the callback's own if it has one, or else the one that never had an
+    owner, or else the one whose owner is gone.
+
+    Raises:
+        ValueError: If there is none, or more than one.
+    """
+    groups = _candidates(owner)
+    if any(len(found) > 1 for found in groups):
+        gc.collect()  # datasets that are dead but not yet gone
+        groups = _candidates(owner)
+    for found in groups:
+        if len(found) > 1:
+            raise ValueError(
+                f"There are {len(found)} pipelines made by "
+                "`weighted`, and any could be meant. Use one callback for "
+                "each, or `del` what is no longer needed. " + EXPLICIT_FORM
+            )
+        if found:
+            found[0].owner = owner
+            return found[0]
+    raise ValueError(
+        "`fit` was given no pipeline made by `weighted`, or one "
+        "that belongs to another callback; plain arrays carry no weights that "
+        "a callback could change. " + EXPLICIT_FORM
+    )
+
+
+def weighted(
+    x: Any,
+    y: Any = None,
+    *,
+    batch_size: int = 32,
+    sample_weight: Any = None,
+    shuffle: bool | int = True,
+    augment: Augment | None = None,
+    seed: int | None = None,
+    num_samples: int | None = None,
+) -> tf.data.Dataset:
+    """Training data whose sample weights a `CBNNCallback` can change.
+
+    Give the result to `model.fit` together with a callback. The order of an
+    epoch derives from `(seed, epoch)` alone and the seed of an augmentation
+    from `(seed, epoch, index)`, so that a run that is resumed sees exactly the
+    batches of one that was never interrupted.
+
+    Do not `cache()` or `prefetch()` the result: that freezes weights or makes
+    them old, and is refused. Under `tf.distribute.MirroredStrategy`, which
+    prefetches by itself, batches wait for their weights. MixUp and CutMix blend
+    two samples, and so must their weights: see `CBNNCallback.attach_index`.
+
+    Args:
+        x: Inputs: arrays, tensors or data frames in any structure that Keras
+            accepts; or a `tf.data.Dataset` of single samples `(x, y)` that
+            always come in the same order.
+        y: Labels: integers `(n,)` or `(n, 1)`, or one-hot `(n, k)`. Left out
+            with a dataset.
+        batch_size: Samples per batch, on all devices together. Defaults to 32.
+        sample_weight: Weights to start from instead of 1/n, shape `(n,)`. Only
+            their ratios count: they are scaled to mean 1.
+        shuffle: True (all samples), False, or the size of the buffer for a
+            dataset that does not fit into memory. Defaults to True.
+        augment: `augment(x, seed)`, applied to one sample at a time, with a
+            seed of shape `(2,)` for TensorFlow's `stateless` functions. Scoring
+            sees the samples without it.
+        seed: Integer. Defaults to one drawn from Python's generator, which
+            `keras.utils.set_random_seed` seeds.
+        num_samples: The number of samples, for a dataset that does not know.
+
+    Returns:
+        A `tf.data.Dataset` of batches `(x, y, weight)`.
+
+    Raises:
+        ValueError: If the data or an argument is not one of these.
+
+    Example:
+
+    >>> train = weighted(np.zeros((5, 3)), np.arange(5), batch_size=2)
+    >>> [weight.numpy().tolist() for _, _, weight in train]
+    [[1.0, 1.0], [1.0, 1.0], [1.0]]
+    """
+    options = {
+        "batch_size": batch_size,
+        "sample_weight": sample_weight,
+        "shuffle": shuffle,
+        "augment": augment,
+        "seed": seed,
+        "num_samples": num_samples,
+    }
+    return weighted_pipeline(x, y, **options)[0]
+
+
+def weighted_pipeline(
+    x: Any,
+    y: Any = None,
+    *,
+    batch_size: int = 32,
+    sample_weight: Any = None,
+    shuffle: bool | int = True,
+    augment: Augment | None = None,
+    seed: int | None = None,
+    num_samples: int | None = None,
+) -> tuple[tf.data.Dataset, SampleWeights]:
+    """What `weighted` gives, together with the weights that it looks up."""
+    size = arguments.integer("weighted", "batch_size", batch_size)
+    if seed is not None:
+        seed = arguments.integer("weighted", "seed", seed, at_least=None)
+    check_augment(augment)
+    samples = as_samples(x, y, num_samples)
+    _check_divisible(min(size, samples.num_samples))
+    weights = SampleWeights(
+        samples.num_samples,
+        sample_weight=sample_weight,
+        samples=samples,
+        seed=seed,
+        batch_size=size,
+        shuffle=_checked_shuffle(shuffle),
+    )
+    dataset = weights.training_dataset(augment)
+    _live[dataset] = weights
+    return dataset, weights
+
+
+def indexed_pipeline(
+    dataset: tf.data.Dataset,
+    *,
+    num_samples: int | None = None,
+    sample_weight: Any = None,
+) -> tuple[tf.data.Dataset, SampleWeights]:
+    """Samples `(x, y)` as `(index, x, y)`, and weights to be looked up."""
+    samples = as_samples(dataset, None, num_samples)
+    weights = SampleWeights(samples.num_samples, sample_weight=sample_weight)
+    indexed = weights.indexed(dataset)
+    _live[indexed] = weights
+    return indexed, weights
+
+
+def _checked_shuffle(shuffle: Any) -> bool | int:
+    if isinstance(shuffle, (bool, np.bool_)):
+        return bool(shuffle)
+    try:
+        return arguments.integer("weighted", "shuffle", shuffle, at_least=0)
+    except ValueError:
+        raise ValueError(
+            f"weighted(shuffle={shuffle!r}): shuffle must be True, False or "
+            "the size of the shuffle buffer."
+        ) from None
+
+
+def _check_divisible(batch_size: int) -> None:
+    """Keras takes a first batch apart before any callback is asked."""
+    num_replicas = tf.distribute.get_strategy().num_replicas_in_sync
+    if batch_size % num_replicas:
+        raise ValueError(
+            f"weighted(batch_size=...): a first batch of {batch_size} samples "
+            f"cannot be divided equally among {num_replicas} devices, which "
+            "Keras needs under a strategy. Choose a multiple of "
+            f"{num_replicas} of at most the number of samples."
+        )

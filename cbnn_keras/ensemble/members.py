@@ -1,0 +1,247 @@
+"""The members of a run: their votes, their weights, what each predicts."""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Self
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cbnn_keras.models import copying
+from cbnn_keras.models.classifier import Classifier
+from cbnn_keras.models.state import generators_kept
+from cbnn_keras.runs.directory import RunDirectory
+from cbnn_keras.runs.run import Run
+from cbnn_keras.support.console import Reporter
+
+CACHE_BYTES = 2**30
+
+
+class Members:
+    """Members of a run, around one model that their weights are loaded into.
+
+    Args:
+        run: The run that the members are of.
+        model: What they are loaded into; it gets its own weights back.
+        steps: The steps of the members, in order. Defaults to all.
+        cache_bytes: How much of them is kept in memory once it was read.
+
+    Attributes:
+        rounds: What each member's round left, in order of its step.
+        votes: lambda of each member as computed, shape `(num_members,)`.
+        classifier: How outputs of the model are read as probabilities.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        model: keras.Model,
+        steps: list[int] | None = None,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        self._steps = list(run.members) if steps is None else steps
+        if not self._steps:
+            raise ValueError(
+                "The run has no members yet: training ended before the first "
+                "checkpoint. Train for longer, or take more checkpoints."
+            )
+        self._lender = _Lender(run, model, cache_bytes)
+        self.classifier = run.header.classifier
+        self.rounds = [run.round_at(step) for step in self._steps]
+        self.votes = np.array([record.vote for record in self.rounds])
+
+    @property
+    def run(self) -> Run:
+        """The run that the members are of."""
+        return self._lender.run
+
+    @property
+    def model(self) -> keras.Model:
+        """The model that members are loaded into."""
+        return self._lender.model
+
+    @property
+    def members(self) -> list[dict[str, Any]]:
+        """The record of each member's round, as in `CBNNCallback.history`."""
+        return [record.to_json() for record in self.rounds]
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def __repr__(self) -> str:
+        votes = ", ".join(f"{vote:.3f}" for vote in self.votes)
+        return f"CheckpointEnsemble({len(self)} members, votes {votes})"
+
+    @contextlib.contextmanager
+    def member(self, step: int) -> Iterator[keras.Model]:
+        """The model with a member's weights; its own are put back after it."""
+        with self._lender.lent() as load, generators_kept(self.model):
+            yield load(step)
+
+    def member_probabilities(
+        self, x: Any, batch_size: int | None = None, verbose: int = 1
+    ) -> Iterator[np.ndarray]:
+        """Each member's own probabilities, one member after the other."""
+        return self._member_probabilities(
+            readable_inputs(x), batch_size, verbose
+        )
+
+    def take(self, steps: Iterable[int]) -> Self:
+        """The ensemble of just the members of these steps.
+
+        Raises:
+            ValueError: If a step is not that of a member.
+        """
+        chosen = sorted({int(step) for step in steps})
+        missing = [step for step in chosen if step not in self._steps]
+        if missing or not chosen:
+            raise ValueError(
+                f"The ensemble has no members of the steps {missing}; it has "
+                f"{self._steps}."
+            )
+        return self._with(chosen)
+
+    def member_models(self) -> list[keras.Model]:
+        """A copy of the model for each member, with its weights."""
+        members = copying.copies(self.model, len(self))
+        for step, member in zip(self._steps, members, strict=True):
+            self.run.load_member(step, member)
+        return members
+
+    def in_float32(self) -> Self:
+        """These members, computed in float32 where training used less.
+
+        Mixed precision is made for training on GPUs; few other runtimes
+        compute in it, and none gains accuracy from it.
+        """
+        if copying.is_float32(self.model):
+            return self
+        [model] = copying.copies(self.model, 1, in_float32=True)
+        room = self._lender.cache_bytes
+        return type(self)(self.run, model, self._steps, room)
+
+    def save(self, directory: str | os.PathLike[str]) -> None:
+        """Writes a run directory with these members and the run's rounds.
+
+        Raises:
+            ValueError: If the directory already holds a run.
+        """
+        target = RunDirectory.create(
+            pathlib.Path(directory).absolute(),
+            self.run.header,
+            self.model,
+            own_distribution=self.run.own_distribution,
+        )
+        with self._lender.lent() as load:
+            for record in self.run.rounds:
+                target.add_round(
+                    record,
+                    self.run.correct(record.step),
+                    load(record.step) if record.step in self._steps else None,
+                )
+        target.finish()
+
+    def _with(self, steps: list[int]) -> Self:
+        """Other members of the run, which were perhaps read already."""
+        other = type(self)(self.run, self.model, steps)
+        other._lender = self._lender
+        return other
+
+    def _tracked(self, verbose: int) -> Iterator[tuple[int, float]]:
+        """Steps and votes of the members, with a progress bar."""
+        pairs = zip(self._steps, self.votes, strict=True)
+        return Reporter(verbose).track(pairs, len(self), "members predict")
+
+    def _member_probabilities(
+        self, x: Any, batch_size: int | None, verbose: int
+    ) -> Iterator[np.ndarray]:
+        for step, _ in self._tracked(verbose):
+            # Before each `yield`: what comes next may well use the model.
+            with self._lender.lent() as load:
+                found = probabilities(
+                    load(step), self.classifier, x, batch_size
+                )
+            yield found
+
+
+class _Lender:
+    """Swaps members' weights through one model, so that memory does not grow.
+
+    What was read from the disk is kept up to a size, so that small repeated
+    calls need not read it again. A run in memory is its own cache.
+
+    Args:
+        run: The run that the members are of.
+        model: What they are loaded into; it gets its own weights back.
+        cache_bytes: The room for members that were read.
+    """
+
+    def __init__(self, run: Run, model: keras.Model, cache_bytes: int) -> None:
+        self.run = run
+        self.model = model
+        self.cache_bytes = cache_bytes
+        self._cache: dict[int, list[np.ndarray]] = {}
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[Callable[[int], keras.Model]]:
+        """Lends the model out: gives a function that loads a member into it.
+
+        The model's own weights are kept once and put back in the end.
+        """
+        kept = [np.array(weight) for weight in self.model.get_weights()]
+        try:
+            yield self._load
+        finally:
+            self.model.set_weights(kept)
+
+    def _load(self, step: int) -> keras.Model:
+        if step in self._cache:
+            self.model.set_weights(self._cache[step])
+            return self.model
+        self.run.load_member(step, self.model)
+        if self.run.is_on_disk:
+            weights = self.model.get_weights()
+            if self._num_bytes() + _num_bytes(weights) <= self.cache_bytes:
+                self._cache[step] = [np.array(weight) for weight in weights]
+        return self.model
+
+    def _num_bytes(self) -> int:
+        return sum(map(_num_bytes, self._cache.values()))
+
+
+def _num_bytes(weights: list[np.ndarray]) -> int:
+    return sum(weight.nbytes for weight in weights)
+
+
+def probabilities(
+    model: keras.Model, classifier: Classifier, x: Any, batch_size: int | None
+) -> np.ndarray:
+    """Probabilities of a model, which is left as it was."""
+    with generators_kept(model):
+        outputs = model.predict(x, batch_size=batch_size, verbose=0)
+    return classifier.probabilities(outputs)
+
+
+def readable_inputs(x: Any) -> Any:
+    """Inputs in the form in which Keras reads them, pass after pass.
+
+    Raises:
+        ValueError: For a generator, which can be read only once.
+    """
+    if hasattr(x, "__next__"):
+        raise ValueError(
+            "A generator can be read only once, but each member predicts "
+            "in a pass of its own. Give arrays or a tf.data.Dataset."
+        )
+    if isinstance(x, tf.data.Dataset):
+        return x
+    return keras.tree.map_structure(_as_objects, x)
+
+
+def _as_objects(array: Any) -> Any:
+    """Texts as objects, which is how Keras knows them."""
+    is_text = isinstance(array, np.ndarray) and array.dtype.kind in "US"
+    return array.astype(object) if is_text else array

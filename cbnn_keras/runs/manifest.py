@@ -1,0 +1,376 @@
+"""What a manifest says: header, settings, rounds, state and files, typed.
+
+The dataclasses are the schema, and the only one: they are written to
+`manifest.json` and read from it here, and what is read is checked against the
+types of their fields.
+
+Format 2 differs from format 1 in the settings of methods that do not boost as
+CBNN does: format 1 had a `deviation_rate` and an `expected_error` for them too,
+which meant nothing and are passed over.
+"""
+
+import dataclasses
+import json
+import pathlib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from cbnn_keras.boosting import Policy, Stage
+from cbnn_keras.models.classifier import Classifier
+from cbnn_keras.policies import Boosting, BoostingFromFirst, EqualVotes
+from cbnn_keras.support import files
+from cbnn_keras.support.files import Fingerprint
+
+FORMAT_VERSION = 2
+MANIFEST = "manifest.json"
+Json = dict[str, Any]  # an object of JSON, as it is read and written
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What decides on a run: it is resumed with the same settings only.
+
+    Attributes:
+        policy: How checkpoints vote and sample weights change.
+        own: What else the method was told, by name; JSON values.
+        total_steps: T. None, as the next two, for a run that was put together.
+        first_epoch: The epoch that training began with, from 0.
+        optimizer: The name of its class.
+        seed: What the order of the samples derives from.
+        batch_size: None, as the next one, for a pipeline of the user's own.
+        shuffle: Whether samples are shuffled, or the size of the buffer.
+    """
+
+    policy: Policy
+    own: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    total_steps: int | None = None
+    first_epoch: int | None = None
+    optimizer: str | None = None
+    seed: int | None = None
+    batch_size: int | None = None
+    shuffle: bool | int | None = None
+
+    def to_json(self) -> Json:
+        """All settings side by side; what is None is left out."""
+        given = {name: getattr(self, name) for name in _COMMON_SETTINGS}
+        return {
+            **{k: value for k, value in given.items() if value is not None},
+            **_policy_to_json(self.policy),
+            **self.own,
+        }
+
+    @classmethod
+    def from_json(cls, content: Any, wrong: list[str]) -> "Settings":
+        """Settings from what `to_json` gave.
+
+        Args:
+            content: What JSON gave.
+            wrong: Gets the names of what does not fit.
+        """
+        if not isinstance(content, dict):
+            wrong.append("settings")
+            content = {}
+        policy = _policy_from_json(content)
+        wrong += [
+            f"settings.{name}"
+            for name, value in _fields(policy).items()
+            if not _fits(value, float)
+        ]
+        known = {*_COMMON_SETTINGS, *_POLICY_SETTINGS}
+        return cls(
+            policy=policy,
+            own={k: v for k, v in content.items() if k not in known},
+            **{
+                name: _parse(kind, content.get(name), f"settings.{name}", wrong)
+                for name, kind in _COMMON_SETTINGS.items()
+            },
+        )
+
+
+# By name, those that a method need not know of.
+_COMMON_SETTINGS = {
+    name: kind
+    for name, kind in typing.get_type_hints(Settings).items()
+    if name not in ("policy", "own")
+}
+_POLICY_SETTINGS = (
+    "deviation_rate",
+    "expected_error",
+    "equal_votes",
+    "updates_from_first",
+)
+
+
+def _policy_to_json(policy: Policy) -> Json:
+    numbers = _fields(policy)
+    if isinstance(policy, EqualVotes):
+        return {"equal_votes": True}
+    if isinstance(policy, BoostingFromFirst):
+        return {**numbers, "updates_from_first": True}
+    return numbers
+
+
+def _policy_from_json(content: Json) -> Policy:
+    if content.get("equal_votes"):
+        return EqualVotes()
+    rate: Any = content.get("deviation_rate")
+    if content.get("updates_from_first"):
+        return BoostingFromFirst(rate)
+    error: Any = content.get("expected_error")
+    return Boosting(rate, error)
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """What holds for the whole run.
+
+    Attributes:
+        method: Its short name, such as `"cbnn"`.
+        package_version: The version of this package that began the run.
+        num_classes: k.
+        num_samples: n, the number of training samples.
+        is_binary: Whether the model has one sigmoid output for two classes.
+        from_logits: Whether the model's outputs are logits.
+        num_parameters: The number of the model's parameters.
+        architecture: A hash that is equal for equal architectures.
+        labels: A hash of the training labels and of the first distribution.
+        settings: What decides on the run.
+    """
+
+    method: str
+    package_version: str
+    num_classes: int
+    num_samples: int
+    is_binary: bool
+    from_logits: bool
+    num_parameters: int
+    architecture: str
+    labels: str
+    settings: Settings
+
+    @property
+    def classifier(self) -> Classifier:
+        """How the model's outputs are read."""
+        return Classifier(self.num_classes, self.is_binary, self.from_logits)
+
+    def to_json(self) -> Json:
+        return {**_fields(self), "settings": self.settings.to_json()}
+
+    def differences(self, other: "Header") -> list[str]:
+        """What another header says otherwise, but for the version."""
+        then, now = (
+            {**_fields(h), **h.settings.to_json()} for h in (self, other)
+        )
+        return [
+            f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
+            for name in sorted(then.keys() | now.keys())
+            if name not in ("settings", "package_version")
+            and then.get(name) != now.get(name)
+        ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Round(Stage):
+    """What a round leaves: when it was, and what it found.
+
+    Attributes:
+        step: The number of steps made before it.
+        epoch: The epoch it fell into, from 0.
+    """
+
+    step: int
+    epoch: int
+
+    def to_json(self) -> Json:
+        return {"step": self.step, "epoch": self.epoch, **_fields(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    """Where training would be resumed.
+
+    Attributes:
+        step: The number of steps made.
+        epoch: The next epoch, from 0.
+    """
+
+    step: int
+    epoch: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Manifest:
+    """All of a run but the contents of its files.
+
+    Attributes:
+        header: What holds for the whole run.
+        rounds: What each round left, in order.
+        members: The steps whose weights are kept.
+        state: Where training would be resumed, or None.
+        is_finished: Whether training is over.
+        files: Size and hash of every file, by its name in the directory.
+    """
+
+    header: Header
+    rounds: list[Round]
+    members: list[int]
+    state: State | None
+    is_finished: bool
+    files: dict[str, Fingerprint]
+
+    def write(self, directory: pathlib.Path) -> None:
+        """Replaces the manifest of a directory, atomically."""
+        content = {
+            "format_version": FORMAT_VERSION,
+            **self.header.to_json(),
+            "rounds": [record.to_json() for record in self.rounds],
+            "members": self.members,
+            "state": None if self.state is None else _fields(self.state),
+            "is_finished": self.is_finished,
+            "files": {k: _fields(v) for k, v in sorted(self.files.items())},
+        }
+        files.replace_json(directory / MANIFEST, content)
+
+    @classmethod
+    def read(cls, directory: pathlib.Path) -> "Manifest":
+        """Reads the manifest of a directory and checks it.
+
+        Raises:
+            ValueError: If there is none, or if it is not valid.
+        """
+        content = _read_json(directory)
+        wrong: list[str] = []
+        # The header's fields stand beside the others in the file.
+        manifest: Manifest = _parse(
+            cls, {**content, "header": content}, "", wrong
+        )
+        if wrong:
+            names = [n.removeprefix(".").removeprefix("header.") for n in wrong]
+            raise _invalid(
+                directory / MANIFEST,
+                f"{', '.join(names)} missing or of the wrong kind",
+            )
+        manifest._check_complete(directory)
+        return manifest
+
+    def _check_complete(self, directory: pathlib.Path) -> None:
+        """Raises a `ValueError` if a round or member lacks its file."""
+        recorded = {record.step for record in self.rounds}
+        needed = [(file_name("rounds", step), step) for step in recorded]
+        needed += [(file_name("members", step), step) for step in self.members]
+        for name, step in needed:
+            files.path_within(directory, name)
+            if step not in recorded or name not in self.files:
+                raise _invalid(
+                    directory / MANIFEST, f"it has no {name} or no round for it"
+                )
+        for name in self.files:
+            files.path_within(directory, name)
+
+
+# The directories of a run and how the names in them end.
+SUFFIXES = {"members": ".weights.h5", "rounds": ".npy", "resume": ".npz"}
+
+
+def file_name(kind: str, step: int) -> str:
+    """The name of a file of a run, within its directory."""
+    return f"{kind}/{step}{SUFFIXES[kind]}"
+
+
+def _parse(kind: Any, value: Any, where: str, wrong: list[str]) -> Any:
+    """A value of JSON as one of this kind.
+
+    Args:
+        kind: A type as in the fields of the dataclasses above.
+        value: What JSON gave, or None where it has nothing.
+        where: The name of the value.
+        wrong: Gets the names of what does not fit.
+    """
+    if isinstance(kind, types.UnionType):
+        if value is None and type(None) in typing.get_args(kind):
+            return None
+        others = [k for k in typing.get_args(kind) if k is not type(None)]
+        kind = others[0] if len(others) == 1 else kind
+    container = typing.get_origin(kind)
+    if container in (list, dict) and not isinstance(value, container):
+        wrong.append(where)
+    elif container is list:
+        [inner] = typing.get_args(kind)
+        return [
+            _parse(inner, item, f"{where}[{i}]", wrong)
+            for i, item in enumerate(value)
+        ]
+    elif container is dict:
+        _, inner = typing.get_args(kind)
+        return {
+            name: _parse(inner, item, f"{where}[{name}]", wrong)
+            for name, item in value.items()
+        }
+    elif kind is Settings:
+        return Settings.from_json(value, wrong)
+    elif dataclasses.is_dataclass(kind):
+        found = value if isinstance(value, dict) else {}
+        hints, make = typing.get_type_hints(kind), typing.cast(Any, kind)
+        return make(
+            **{
+                field.name: _parse(
+                    hints[field.name],
+                    found.get(field.name),
+                    f"{where}.{field.name}",
+                    wrong,
+                )
+                for field in dataclasses.fields(kind)
+            }
+        )
+    elif not _fits(value, kind):
+        wrong.append(where)
+    return value
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is of a kind; True is no number, 1 is a float."""
+    if isinstance(kind, types.UnionType):
+        return any(_fits(value, one) for one in typing.get_args(kind))
+    if kind is float:
+        kind = (int, float)
+    is_bool = isinstance(value, bool)
+    return is_bool if kind is bool else isinstance(value, kind) and not is_bool
+
+
+def _fields(record: Any) -> Json:
+    """The fields of a dataclass, without a look into them."""
+    return {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+
+
+def _read_json(directory: pathlib.Path) -> Json:
+    file = directory / MANIFEST
+    if not file.is_file():
+        raise ValueError(
+            f"{directory} holds no run: there is no {MANIFEST} in it. Give the "
+            "directory that the callback or `ensemble.save` was given."
+        )
+    try:
+        content = json.loads(file.read_text("utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{file} is not JSON ({error}). Restore the file, or train again."
+        ) from None
+    is_dict = isinstance(content, dict)
+    version = content.get("format_version") if is_dict else None
+    if not isinstance(version, int):
+        raise ValueError(f"{file} is not the manifest of a cbnn_keras run.")
+    if version > FORMAT_VERSION:
+        raise ValueError(
+            f"{file} has format version {version}; this cbnn_keras reads up "
+            f"to {FORMAT_VERSION}. Upgrade: pip install -U cbnn-keras."
+        )
+    return content
+
+
+def _invalid(file: pathlib.Path, reason: str) -> ValueError:
+    return ValueError(
+        f"{file} is not a valid manifest: {reason}. Restore the file, or train "
+        "again."
+    )

@@ -1,0 +1,178 @@
+"""The beginning of a run: in a new directory, in memory, or resumed."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cbnn_keras.models import copying
+from cbnn_keras.runs.directory import RunDirectory
+from cbnn_keras.runs.manifest import Header, Settings
+from cbnn_keras.runs.run import MemoryRun, Run, labels_id
+from cbnn_keras.training.course import Course
+from cbnn_keras.training.fit import Fit
+from cbnn_keras.training.plan import Plan, check_learning_rate
+from cbnn_keras.training.rounds import Rounds
+from cbnn_keras.training.task import bare_optimizer
+from cbnn_keras.version import __version__
+
+
+@dataclasses.dataclass(frozen=True)
+class Beginning:
+    """Begins runs as a callback was told to.
+
+    Attributes:
+        owner: The class of the callback, for messages.
+        method: The method's short name, for the manifest and what is printed.
+        log_prefix: What its names in `fit`'s logs begin with.
+        directory: Where the run is kept, or None for in memory.
+        total_steps: T, where `fit` cannot know its steps.
+        replaces: Whether a run that is in the directory is replaced.
+        make_plan: The method's plan, from T and the steps of an epoch.
+    """
+
+    owner: str
+    method: str
+    log_prefix: str
+    directory: pathlib.Path | None
+    total_steps: int | None
+    replaces: bool
+    make_plan: Callable[[int, int | None], Plan]
+
+    @property
+    def _title(self) -> str:
+        return self.method.upper()
+
+    def start(self, fit: Fit, first_epoch: int) -> Course:
+        """Starts a run with this epoch."""
+        plan, header = self._describe(fit, first_epoch)
+        first = fit.task.weights.first_distribution
+        own = None if _is_uniform(first) else first
+        run: Run = MemoryRun(header, own)
+        if self.directory is not None:
+            run = RunDirectory.create(
+                self.directory,
+                header,
+                fit.model,
+                own_distribution=own,
+                overwrite=self.replaces,
+            )
+        course = self._course(fit, plan, run)
+        steps = ", ".join(map(str, _shortened(course.pending)))
+        place = f"run in {self.directory}" if self.directory else "in memory"
+        fit.reporter.line(
+            f"{self._title}: checkpoints after steps {steps}; {place}"
+        )
+        return course
+
+    def resume(self, fit: Fit, directory: pathlib.Path) -> Course | None:
+        """Resumes the run in a directory.
+
+        Keras is told where to start; see `Fit.restore_initial_epoch`.
+
+        Returns:
+            None for a run that was killed in its first epoch: it is started
+            again, when that begins.
+
+        Raises:
+            ValueError: If it is another run, or damaged, or in use.
+        """
+        settings = RunDirectory.open(directory).header.settings
+        if not fit.task.weights.has_own_seed and settings.seed is not None:
+            fit.task.weights.set_seed(settings.seed)
+        plan, header = self._describe(fit, settings.first_epoch or 0)
+        RunDirectory.open(directory).check_started_with(header)
+        run = RunDirectory.claim(directory)
+        if not run.is_finished and run.state is None:
+            return None
+        run.verify()
+        if run.is_finished:
+            return self._reopen(fit, plan, run)
+        state, method_state = run.rewind(fit.model)
+        plan.actions.restore(method_state)
+        fit.model._initial_epoch = state.epoch
+        fit.reporter.line(
+            f"{self._title}: resuming {directory} after epoch "
+            f"{state.epoch}, step {state.step}; members so far: "
+            f"{len(run.members)}."
+        )
+        return self._course(fit, plan, run, step=state.step)
+
+    def _reopen(self, fit: Fit, plan: Plan, run: RunDirectory) -> Course:
+        run.load_member(run.members[-1], fit.model)
+        fit.model._initial_epoch = fit.params["epochs"]
+        fit.reporter.line(
+            f"{self._title}: the run in {run.path} is complete; there is "
+            "nothing left to train. The model holds its last member, of step "
+            f"{run.members[-1]}."
+        )
+        return self._course(fit, plan, run, is_done=True)
+
+    def _course(self, fit: Fit, plan: Plan, run: Run, **where: Any) -> Course:
+        rounds = Rounds(
+            fit.task, run, fit.accuracy, fit.reporter, self.log_prefix
+        )
+        return Course(plan, fit.task, rounds, fit.reporter, **where)
+
+    def _describe(self, fit: Fit, first_epoch: int) -> tuple[Plan, Header]:
+        """What the method is going to do, and what the manifest says of it."""
+        task = fit.task
+        total_steps = self._find_total_steps(fit, first_epoch)
+        plan = self.make_plan(total_steps, fit.params.get("steps"))
+        check_learning_rate(self.owner, plan, task.model)
+        header = Header(
+            method=self.method,
+            package_version=__version__,
+            num_classes=task.classifier.num_classes,
+            num_samples=task.weights.num_samples,
+            is_binary=task.classifier.is_binary,
+            from_logits=task.classifier.from_logits,
+            num_parameters=task.model.count_params(),
+            architecture=copying.architecture_id(task.model),
+            labels=labels_id(task.labels, task.weights.first_distribution),
+            settings=Settings(
+                policy=plan.policy,
+                own=plan.settings,
+                total_steps=total_steps,
+                first_epoch=first_epoch,
+                optimizer=type(bare_optimizer(task.model)).__name__,
+                seed=task.weights.seed,
+                batch_size=task.weights.batch_size,
+                shuffle=task.weights.shuffle,
+            ),
+        )
+        return plan, header
+
+    def _find_total_steps(self, fit: Fit, first_epoch: int) -> int:
+        steps, model = fit.params.get("steps"), fit.model
+        if not steps:
+            if self.total_steps is None:
+                raise ValueError(
+                    f"{self.owner}: `fit` does not know how many steps an "
+                    f"epoch has. Pass `total_steps=` to {self.owner}, or "
+                    "`steps_per_epoch=` to `fit`."
+                )
+            if model.steps_per_execution > 1:
+                raise ValueError(
+                    f"{self.owner}: with steps_per_execution="
+                    f"{model.steps_per_execution} the steps of an epoch "
+                    "must be known. Pass `steps_per_epoch=` to `fit`."
+                )
+            return self.total_steps
+        known = int(steps) * (fit.params["epochs"] - first_epoch)
+        if self.total_steps not in (None, known):
+            raise ValueError(
+                f"{self.owner}(total_steps={self.total_steps}), but `fit` "
+                f"will make {known} steps. Leave `total_steps` out."
+            )
+        return known
+
+
+def _is_uniform(distribution: np.ndarray) -> bool:
+    return bool(np.all(distribution == distribution[0]))
+
+
+def _shortened(steps: list[int]) -> list[Any]:
+    return steps if len(steps) <= 12 else [*steps[:5], "...", *steps[-3:]]

@@ -1,0 +1,135 @@
+"""What a method is going to do in a run of known length."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import keras
+
+from cbnn_keras.boosting import Policy
+from cbnn_keras.runs.run import MethodState
+from cbnn_keras.support.console import Reporter
+from cbnn_keras.training.task import Task, bare_optimizer
+
+DEFAULT_NUM_CHECKPOINTS = 6
+# A learning rate by step, from 1.
+Schedule = Callable[[int], float]
+
+
+class Progress(Protocol):
+    """What a method sees of the run that is being made.
+
+    Attributes:
+        task: What is trained on what.
+        step: How many steps of the run were made.
+        reporter: What people are told by.
+    """
+
+    task: Task
+    step: int
+    reporter: Reporter
+
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds there were."""
+
+    def add_checkpoint(self) -> None:
+        """Takes a checkpoint now, whatever the plan says."""
+
+
+class Actions:
+    """What a method does between checkpoints: nothing, unless it says so.
+
+    One object serves one run, so that a method keeps its state in it.
+    """
+
+    def after_step(self, progress: Progress) -> None:
+        """Called after each execution of steps, before any checkpoint."""
+
+    def after_epoch(self, progress: Progress, logs: Mapping[str, Any]) -> None:
+        """Called after each epoch but the last, with its logs."""
+
+    def before_final(self, progress: Progress) -> None:
+        """Called when training is over, before the final model is scored."""
+
+    def state(self) -> MethodState:
+        """What the method has to remember if the process dies."""
+        return {}
+
+    def restore(self, state: MethodState) -> None:
+        """Gets back what `state` gave."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a method is going to do in a run of known length.
+
+    Attributes:
+        steps: The steps with a checkpoint, in order; the last is the end.
+        policy: How checkpoints vote and sample weights change.
+        settings: What else decides on the run, for the manifest.
+        learning_rate: The rate of a step, from 1, or None where the method
+            leaves it alone. None for a method that never sets it.
+        actions: What happens between checkpoints.
+    """
+
+    steps: list[int]
+    policy: Policy
+    settings: Mapping[str, Any]
+    learning_rate: Callable[[int], float | None] | None = None
+    actions: Actions = dataclasses.field(default_factory=Actions)
+
+
+def by_step(owner: str, schedule: Any) -> Schedule | None:
+    """A schedule by step, from one of Keras', which count from 0.
+
+    A function of the step, or None, is given back as it is.
+
+    Raises:
+        ValueError: If it is none of these.
+    """
+    if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        return lambda step: float(schedule(step - 1))
+    if schedule is not None and not callable(schedule):
+        raise ValueError(
+            f"{owner}(schedule={schedule!r}): schedule must be a function of "
+            "the step, from 1, or a schedule of Keras."
+        )
+    return schedule
+
+
+def known_steps(owner: str, steps_per_epoch: int | None) -> int:
+    """The steps of an epoch.
+
+    Raises:
+        ValueError: If an epoch is of unknown length.
+    """
+    if not steps_per_epoch:
+        raise ValueError(
+            f"{owner}: `fit` does not know how many steps an epoch has. Pass "
+            "`steps_per_epoch=` to `fit`."
+        )
+    return int(steps_per_epoch)
+
+
+def check_learning_rate(owner: str, plan: Plan, model: keras.Model) -> None:
+    """Raises a `ValueError` for what keeps a plan from setting the rate."""
+    if plan.learning_rate is None:
+        return
+    if model.steps_per_execution > 1:
+        raise ValueError(
+            f"{owner} sets the learning rate of every step, but the "
+            "model was compiled with steps_per_execution="
+            f"{model.steps_per_execution}. Leave it out of `compile`."
+        )
+    optimizer = bare_optimizer(model)
+    rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
+    try:
+        optimizer.learning_rate = rate
+    except (AttributeError, TypeError):  # Keras has no other way to ask
+        raise ValueError(
+            f"{owner} sets the learning rate itself, but the "
+            "optimizer was made with a schedule. Make it with a number; "
+            "methods that leave a part of the run alone take the rate of "
+            "that part as `schedule=`."
+        ) from None

@@ -1,0 +1,38 @@
+"""Tests of labelled data in the forms that people have them in."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import blobs
+
+from cbnn_keras.data.labelled import as_pair, split_labels
+from cbnn_keras.models.classifier import Classifier
+
+X, Y = blobs()
+
+
+def as_dataset(x, y, batch_size=7):
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
+
+
+def test_pairs_and_datasets():
+    assert as_pair((X, Y)) == (X, Y)
+    assert as_pair([X, Y]) == (X, Y)
+    dataset = as_dataset(X, Y)
+    assert as_pair(dataset) == (dataset, None)
+
+
+@pytest.mark.parametrize("data", [X, (X,), (X, Y, Y), {"x": X}, None])
+def test_data_that_are_no_pair(data):
+    with pytest.raises(
+        ValueError,
+        match=r"^validation_data must be `\(x, y\)` or a tf.data.Dataset of "
+        rf"\(x, y\); received {type(data).__name__}",
+    ):
+        as_pair(data)
+
+
+def test_labels_and_inputs_of_a_dataset_stay_together():
+    x, y = split_labels(Classifier(3, False, False), as_dataset(X, Y))
+    np.testing.assert_array_equal(np.concatenate([b for (b,) in x]), X)
+    np.testing.assert_array_equal(y, Y)

@@ -1,0 +1,85 @@
+"""Runs of format 1 load, predict the same and resume.
+
+`make_format_1.py` made them, with the last version that wrote that format.
+"""
+
+import json
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+import training_of_format_1 as training
+
+from cbnn_keras import CheckpointEnsemble
+from cbnn_keras.policies import Boosting, BoostingFromFirst, EqualVotes
+
+RUNS = pathlib.Path(__file__).with_name("format_1")
+X, Y = training.data()
+
+
+@pytest.fixture(params=sorted(training.METHODS))
+def method(request):
+    return request.param
+
+
+def test_a_run_of_format_1_predicts_what_it_predicted(method):
+    ensemble = CheckpointEnsemble.load(RUNS / method / "complete")
+    with np.load(RUNS / method / "expected.npz") as expected:
+        np.testing.assert_array_equal(ensemble.votes, expected["votes"])
+        # To the last bit on the machine that made them.
+        np.testing.assert_allclose(
+            ensemble.predict(X, verbose=0),
+            expected["predictions"],
+            rtol=1e-5,
+            atol=1e-6,
+        )
+        weights = ensemble.run.replay().distribution * len(Y)
+        np.testing.assert_allclose(
+            weights, expected["sample_weights"], rtol=1e-6
+        )
+
+
+def test_a_run_of_format_1_resumes_and_is_then_of_format_2(method, tmp_path):
+    shutil.copytree(RUNS / method / "killed", tmp_path / "run")
+    resumed = training.train(method, tmp_path / "run", resume=True)
+    complete = CheckpointEnsemble.load(RUNS / method / "complete")
+    # Byte for byte on the machine that made them; members and predictions of
+    # another one differ in their last bits.
+    assert names(tmp_path / "run") == names(RUNS / method / "complete")
+    for found, expected in zip(
+        resumed.history, complete.run.records(), strict=True
+    ):
+        assert found == pytest.approx(expected, rel=1e-9)
+    np.testing.assert_allclose(
+        resumed.ensemble().predict(X, verbose=0),
+        complete.predict(X, verbose=0),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    assert manifest["format_version"] == 2
+    assert ("expected_error" in manifest["settings"]) == (method == "cbnn")
+
+
+def names(directory):
+    paths = (p for p in directory.rglob("*") if p.is_file())
+    return {path.relative_to(directory).as_posix() for path in paths}
+
+
+@pytest.mark.parametrize(
+    ("name", "policy"),
+    [
+        ("cbnn", Boosting(deviation_rate=0.05, expected_error=0.05)),
+        ("swa", EqualVotes()),
+        ("ssb-reconstruction", BoostingFromFirst(deviation_rate=0.1)),
+    ],
+)
+def test_settings_of_format_1_that_meant_nothing_are_passed_over(name, policy):
+    path = RUNS / name / "complete"
+    content = json.loads((path / "manifest.json").read_text())
+    assert content["format_version"] == 1
+    assert "expected_error" in content["settings"]
+    header = CheckpointEnsemble.load(path).run.header
+    assert header.settings.policy == policy
+    assert "expected_error" not in header.settings.own
