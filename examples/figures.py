@@ -17,7 +17,8 @@ Model:    ResNet-8, 48 epochs, six checkpoints; the paper has EfficientNet-B0
           and its scale, so these are its questions and not its figures
 Cost:     three trainings took 19 minutes, the loss plane of 21x21 points on
           3,000 images six, on one CPU core that was not idle otherwise
-Expected: the captions that it prints; what we saw is in the README
+Expected: the captions that it prints; what we saw is in
+          docs/results.md
 Numbers:  examples/results/figures.npz; pictures: docs/images/
 
 The runs and their data are kept under `runs/figures`, so that `cbnn report` can
