@@ -19,6 +19,14 @@ tf.config.set_logical_device_configuration(
 )
 
 
+def pytest_configure(config):
+    # To optimise graphs takes a third of the time of small trainings. What is
+    # large, and CI runs in a second command, is done with it.
+    if "not large" in config.option.markexpr:
+        options = {"disable_meta_optimizer": True}
+        tf.config.optimizer.set_experimental_options(options)
+
+
 @pytest.fixture(autouse=True)
 def fresh_keras():
     # Resets the names of layers; freeing memory too would cost 0.2 s a test.

@@ -22,6 +22,7 @@ from cbnn_keras.baselines import (
 )
 from cbnn_keras.commands.inspect import inspect_run
 from cbnn_keras.export import export_onnx
+from cbnn_keras.policies import BoostingFromFirst, EqualVotes
 
 METHODS = {
     "no-cycle": PlainCheckpoints,
@@ -103,7 +104,16 @@ def batch_norm_model():
     return model
 
 
-def fit(callback, *, model=None, epochs=6, batch_size=20, before=(), after=()):
+def fit(
+    callback,
+    *,
+    model=None,
+    epochs=6,
+    batch_size=20,
+    before=(),
+    after=(),
+    validation_data=None,
+):
     """Trains on `blobs`: six steps an epoch unless told otherwise."""
     x, y = blobs(NUM_SAMPLES)
     model = model or sgd_model()
@@ -112,7 +122,7 @@ def fit(callback, *, model=None, epochs=6, batch_size=20, before=(), after=()):
         train,
         epochs=epochs,
         callbacks=[*before, callback, *after],
-        validation_data=(x, y),
+        validation_data=validation_data,
         verbose=0,
     )
     return model
@@ -280,17 +290,25 @@ class WeightsAfter(keras.callbacks.Callback):
             self.found.append(self.model.get_weights())
 
 
-@pytest.mark.parametrize(
-    ("options", "averaged"),
-    [
-        ({}, [42, 48]),  # the ends of the epochs after 36 of 48 steps
-        ({"first_part": 0.5}, [30, 36, 42, 48]),
-        ({"num_checkpoints": 4, "first_part": 0.5}, [30, 36, 42, 48]),
-        ({"num_checkpoints": 5, "first_part": 0.5}, [32, 36, 40, 44, 48]),
-        ({"num_checkpoints": 1}, [48]),
-        ({"num_checkpoints": 9, "first_part": 0.9375}, [46, 47, 48]),
-    ],
-)
+AVERAGED = [
+    ({}, [42, 48]),  # the ends of the epochs after 36 of 48 steps
+    ({"first_part": 0.5}, [30, 36, 42, 48]),
+    ({"num_checkpoints": 4, "first_part": 0.5}, [30, 36, 42, 48]),
+    ({"num_checkpoints": 5, "first_part": 0.5}, [32, 36, 40, 44, 48]),
+    ({"num_checkpoints": 1}, [48]),
+    ({"num_checkpoints": 9, "first_part": 0.9375}, [46, 47, 48]),
+]
+
+
+@pytest.mark.parametrize(("options", "averaged"), AVERAGED)
+def test_steps_whose_weights_are_averaged(options, averaged):
+    callback = StochasticWeightAveraging(**options)
+    plan = callback._make_plan(total_steps=48, steps_per_epoch=6)
+    assert plan.settings["averaged"] == averaged
+    assert plan.steps == [48]
+
+
+@pytest.mark.parametrize(("options", "averaged"), [AVERAGED[0], AVERAGED[3]])
 def test_weight_averaging_is_the_mean_of_the_weights(options, averaged):
     callback = StochasticWeightAveraging(**options)
     watch = WeightsAfter(averaged)
@@ -419,20 +437,22 @@ def test_snapshot_boosting_needs_what_it_monitors():
 # Parallel ensemble
 
 
-def members_of_seeds(tmp_path, num=3):
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory):
+    """Two members each of three networks of other seeds."""
     found = []
-    for seed in range(num):
+    for seed in range(3):
         keras.utils.set_random_seed(seed)
-        callback = PlainCheckpoints(tmp_path / str(seed), num_checkpoints=2)
+        directory = tmp_path_factory.mktemp("network")
+        callback = PlainCheckpoints(directory / "run", num_checkpoints=2)
         fit(callback, epochs=3)
         found.append(callback.ensemble())
     return found
 
 
-def test_parallel_ensemble_is_the_mean_of_its_networks(tmp_path):
-    ensembles = members_of_seeds(tmp_path)
+def test_parallel_ensemble_is_the_mean_of_its_networks(networks, tmp_path):
     x, y = blobs(NUM_SAMPLES)
-    finals = [ensemble.select(num=1) for ensemble in ensembles]
+    finals = [ensemble.select(num=1) for ensemble in networks]
     expected = np.mean([e.predict(x, verbose=0) for e in finals], axis=0)
     combined = parallel_ensemble(finals)
     np.testing.assert_allclose(
@@ -449,8 +469,8 @@ def test_parallel_ensemble_is_the_mean_of_its_networks(tmp_path):
     assert inspect_run(tmp_path / "combined")["header"]["method"] == "parallel"
 
 
-def test_parallel_ensemble_counts_every_run_the_same(tmp_path):
-    first, second, _ = members_of_seeds(tmp_path)
+def test_parallel_ensemble_counts_every_run_the_same(networks):
+    first, second, _ = networks
     x, _ = blobs(NUM_SAMPLES)
     combined = parallel_ensemble([first, second.select(num=1)])
     np.testing.assert_allclose(combined.votes, [0.5, 0.5, 1.0])
@@ -479,8 +499,8 @@ def test_parallel_ensemble_of_models_that_keras_cannot_describe():
     assert [m["is_final"] for m in twice.members] == [False] * 3 + [True]
 
 
-def test_parallel_ensemble_of_what_does_not_fit(tmp_path):
-    [ensemble] = members_of_seeds(tmp_path, num=1)
+def test_parallel_ensemble_of_what_does_not_fit(networks):
+    ensemble = networks[0]
     for wrong in ([], ["runs/a", "runs/b"]):
         with pytest.raises(ValueError, match="give the ensembles to put toge"):
             parallel_ensemble(wrong)
@@ -503,8 +523,8 @@ def test_parallel_ensemble_of_what_does_not_fit(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_run_directory_loads_inspects_selects_and_exports(method, tmp_path):
     callback = METHODS[method](tmp_path / "run", num_checkpoints=3)
-    fit(callback, epochs=5, model=batch_norm_model())
-    x, _ = blobs(NUM_SAMPLES)
+    data = x, _ = blobs(NUM_SAMPLES)
+    fit(callback, epochs=5, model=batch_norm_model(), validation_data=data)
     expected = callback.ensemble().predict(x, verbose=0)
     ensemble = CheckpointEnsemble.load(tmp_path / "run")
     np.testing.assert_array_equal(ensemble.predict(x, verbose=0), expected)
@@ -520,14 +540,23 @@ def test_run_directory_loads_inspects_selects_and_exports(method, tmp_path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_sample_weights_stay_unless_boosted(method):
-    callback = METHODS[method]()
-    fit(callback, epochs=8, before=[Scripted(range(8))])
-    if method != "ssb-reconstruction":
-        np.testing.assert_array_equal(callback.sample_weights.numpy(), 1.0)
-        assert [r["vote"] for r in callback.history] == [1.0] * len(
-            callback.history
-        )
+def test_only_snapshot_boosting_boosts(method):
+    boosts = method == "ssb-reconstruction"
+    plan = METHODS[method]()._make_plan(total_steps=48, steps_per_epoch=6)
+    assert plan.policy == (BoostingFromFirst(0.1) if boosts else EqualVotes())
+    assert not plan.settings.keys() & {"expected_error", "deviation_rate"}
+
+
+def test_logs_have_names_of_their_own():
+    callback = SnapshotEnsemble(num_checkpoints=2)
+    x, y = blobs(NUM_SAMPLES)
+    train = callback.weighted(x, y, batch_size=20, seed=1)
+    fitted = sgd_model().fit(train, epochs=2, callbacks=[callback], verbose=0)
+    names = {"error", "vote", "members", "bound"}
+    expected = {"loss", *(f"ensemble_{name}" for name in names)}
+    assert set(fitted.history) == expected
+    assert fitted.history["ensemble_vote"] == [1.0, 1.0]
+    np.testing.assert_array_equal(callback.sample_weights.numpy(), 1.0)
 
 
 @pytest.mark.large
@@ -580,7 +609,8 @@ def test_two_devices_are_as_one(method):
         keras.utils.set_random_seed(5)
         options = {"learning_rate": 0.05} if method == "swa" else {}
         callback = METHODS[method](num_checkpoints=3, **options)
-        fit(callback, model=sgd_model(), epochs=5)
+        data = blobs(NUM_SAMPLES)
+        fit(callback, model=sgd_model(), epochs=5, validation_data=data)
         return callback
 
     alone = train()
