@@ -59,7 +59,7 @@ def stage_vote(
     Args:
         error: e, at least 0 and below 1.
         num_classes: k, at least 2.
-        smallest_weight: The smallest positive omega. A perfect stage counts as
+        smallest_weight: The smallest positive omega. A perfect checkpoint counts as
             half a sample wrong, or its vote would be infinite: an e below half
             of this is replaced by it. Defaults to 0, no floor.
 

@@ -31,11 +31,11 @@ def step_imbalance(
     large as the small ones in the end. Classes without samples do not count.
 
     Args:
-        labels: See above.
+        labels: The class of each sample, in one of the forms above.
         minority_share: mu, between 0 and 1: share of the classes that become
             rare. Defaults to 0.2.
         ratio: rho, at least 1. Defaults to 10.
-        seed: Of both choices, that of classes and that of samples.
+        seed: What the choice of classes and of samples derives from.
 
     Returns:
         Indices in increasing order.
@@ -83,8 +83,8 @@ def oversample(labels: ArrayLike, *, seed: int) -> NDArray[np.int64]:
     replacement. Classes without samples stay empty.
 
     Args:
-        labels: See above.
-        seed: Of the samples that are repeated.
+        labels: The class of each sample, in one of the forms above.
+        seed: What the choice of samples to repeat derives from.
 
     Returns:
         Indices in increasing order: shuffle when you train.
@@ -112,7 +112,7 @@ def class_priors(
     """Share of the samples that each class has: what `threshold` divides by.
 
     Args:
-        labels: Those of the training data; see above.
+        labels: The class of each training sample, in one of the forms above.
         num_classes: k. By default the columns of one-hot rows, or one more
             than the largest label.
 
@@ -221,7 +221,7 @@ def checked_priors(
         )
     if values.ndim != 1 or len(values) < 2:
         raise ValueError(
-            f"priors have the shape {values.shape}: give one number a class, "
+            f"priors have the shape {values.shape}: give one number per class, "
             "(num_classes,)."
         )
     is_wrong = ~((values > 0) & (values < np.inf))

@@ -119,7 +119,8 @@ def disagreement(
     """The share of votes that is not for the predicted class, by sample.
 
     Args:
-        probabilities: Of each member, shape `(num_members, num_samples, ...)`.
+        probabilities: Those of each member, shape `(num_members, num_samples,
+            ...)`.
         votes: Shape `(num_members,)`, with a positive sum.
         classes: The predicted classes of the ensemble, shape `(num_samples,)`.
 

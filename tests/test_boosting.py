@@ -25,7 +25,7 @@ from cbnn_keras.boosting import (
 from cbnn_keras.policies import Boosting
 
 # The same examples on every machine; no deadline, as CI machines stall.
-reproducible = settings(derandomize=True, deadline=None, max_examples=200)
+reproducible = settings(derandomize=True, deadline=None, max_examples=100)
 
 LOG3 = math.log(3)
 

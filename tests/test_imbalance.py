@@ -273,7 +273,7 @@ def test_priors_that_are_none_are_refused(priors, message):
 
 @pytest.mark.parametrize("priors", [0.5, [[0.5, 0.5]], [1.0], []])
 def test_priors_are_a_list_of_two_or_more(priors):
-    with pytest.raises(ValueError, match="give one number a class"):
+    with pytest.raises(ValueError, match="give one number per class"):
         threshold([[0.5, 0.5]], priors)
 
 

@@ -30,7 +30,7 @@ class FastGeometricEnsemble(CheckpointCallback):
     ensembling of DNNs", NeurIPS 2018.
 
     Args:
-        directory: See `CBNNCallback`, as for all other arguments.
+        directory: Where the run is kept, as for `CBNNCallback`.
         num_checkpoints: Members in all, at least 2. Defaults to 6.
         first_part: The share of the run before the cycles, at least: they are
             as long as fits into the rest. Defaults to 0.8.
@@ -41,7 +41,8 @@ class FastGeometricEnsemble(CheckpointCallback):
         schedule: The learning rate of the first part, by step from 1, or one of
             Keras' schedules. Defaults to None: as the model was compiled, which
             must be with a number.
-        **options: See `training.checkpointing.RunOptions`.
+        **options: The other arguments of `CBNNCallback` that all methods have:
+            `training.checkpointing.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "fge"

@@ -15,9 +15,10 @@ class HorizontalVoting(CheckpointCallback):
     representation for classification", 2013.
 
     Args:
-        directory: See `CBNNCallback`, as for all other arguments.
-        num_checkpoints: Of how many epochs. Defaults to 6.
-        **options: See `training.checkpointing.RunOptions`.
+        directory: Where the run is kept, as for `CBNNCallback`.
+        num_checkpoints: How many of the last epochs. Defaults to 6.
+        **options: The other arguments of `CBNNCallback` that all methods have:
+            `training.checkpointing.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "horizontal-voting"

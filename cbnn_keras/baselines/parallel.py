@@ -25,7 +25,8 @@ def parallel_ensemble(
     them a directory.
 
     Args:
-        ensembles: Of models of one architecture, trained on the same samples.
+        ensembles: Ensembles of models of one architecture, trained on the same
+            samples.
 
     Raises:
         ValueError: If there are none, or if they do not fit together.

@@ -16,10 +16,11 @@ class PlainCheckpoints(CheckpointCallback):
     directory. Checkpoints fall where `CBNNCallback` takes them.
 
     Args:
-        directory: See `CBNNCallback`, as for all other arguments.
+        directory: Where the run is kept, as for `CBNNCallback`.
         num_checkpoints: At most so many members, the final model included.
             Defaults to 6.
-        **options: See `training.checkpointing.RunOptions`.
+        **options: The other arguments of `CBNNCallback` that all methods have:
+            `training.checkpointing.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "no-cycle"

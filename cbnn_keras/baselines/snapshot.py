@@ -23,11 +23,12 @@ class SnapshotEnsemble(CheckpointCallback):
     ICLR 2017.
 
     Args:
-        directory: See `CBNNCallback`, as for all other arguments.
+        directory: Where the run is kept, as for `CBNNCallback`.
         num_checkpoints: M, the number of cycles. Defaults to 6.
         highest_rate: a0, the rate at each restart. Defaults to 0.2, as in the
             experiments of CBNN.
-        **options: See `training.checkpointing.RunOptions`.
+        **options: The other arguments of `CBNNCallback` that all methods have:
+            `training.checkpointing.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "sse"

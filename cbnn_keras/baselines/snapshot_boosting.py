@@ -35,7 +35,7 @@ class SnapshotBoosting(CheckpointCallback):
       chance.
 
     Args:
-        directory: See `CBNNCallback`, as for all other arguments.
+        directory: Where the run is kept, as for `CBNNCallback`.
         num_checkpoints: At most so many members, the final model included.
             Defaults to None: no limit.
         monitor: What has to fall, by its name in `fit`'s logs. Defaults to
@@ -46,7 +46,8 @@ class SnapshotBoosting(CheckpointCallback):
         restart_patience: p2. Defaults to 6.
         deviation_rate: eta. Defaults to 0.1: a sample that a snapshot with a
             vote of 7 got wrong then counts twice as much as the others.
-        **options: See `training.checkpointing.RunOptions`.
+        **options: The other arguments of `CBNNCallback` that all methods have:
+            `training.checkpointing.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "ssb-reconstruction"

@@ -38,7 +38,7 @@ class StochasticWeightAveraging(CheckpointCallback):
     better generalization", UAI 2018.
 
     Args:
-        directory: See `CBNNCallback`, as for all other arguments.
+        directory: Where the run is kept, as for `CBNNCallback`.
         num_checkpoints: How many models are averaged, equally spaced over the
             last part, the last one at the end. Defaults to None: the model
             after each of its epochs.
@@ -47,7 +47,8 @@ class StochasticWeightAveraging(CheckpointCallback):
             it would be.
         schedule: The learning rate of the first part, by step from 1, or one of
             Keras' schedules; only together with `learning_rate`.
-        **options: See `training.checkpointing.RunOptions`.
+        **options: The other arguments of `CBNNCallback` that all methods have:
+            `training.checkpointing.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "swa"

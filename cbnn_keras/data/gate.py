@@ -95,7 +95,7 @@ class Gate:
         return tf.data.Dataset.from_tensors(0).flat_map(one_pass)
 
     def wait(self, ticket: tf.Tensor) -> tf.Tensor:
-        """In a graph: what depends on the result comes after the waiting."""
+        """An op that waits: in a graph, what depends on it comes after."""
 
         def is_held(has_waited: tf.Tensor) -> tf.Tensor:
             limit = self._limit.read_value()

@@ -65,7 +65,7 @@ class Samples(abc.ABC):
 
         Args:
             batch_size: Samples per batch; the last one may be smaller.
-            shuffle: As in `training_batches`.
+            shuffle: Whether to shuffle, or the size of the buffer to use.
         """
         batches = self.training_batches(
             lambda: tf.constant([0, 0], tf.int64),
@@ -93,7 +93,7 @@ class ArraySamples(Samples):
         ]
         if len(set(sizes)) != 1 or sizes[0] is None or sizes[0] == 0:
             raise ValueError(
-                "weighted(x, y): every array needs one entry a sample along "
+                "weighted(x, y): every array needs one entry per sample along "
                 "its first axis; received first axes of "
                 f"{sizes[:-1]} for x and {sizes[-1]} for y."
             )
@@ -260,7 +260,7 @@ class DatasetSamples(Samples):
     def _check_single_label(spec: Any) -> None:
         if tf.nest.is_nested(spec):
             raise ValueError(
-                "weighted(dataset): y must be one label a sample, not "
+                "weighted(dataset): y must be one label per sample, not "
                 f"{spec}. CBNN boosts one classification output."
             )
         if spec.shape.rank is not None and spec.shape.rank > 0:

@@ -1,4 +1,4 @@
-"""Everything that training goes on from, as arrays.
+"""Everything that training is resumed from, as arrays.
 
 All of `model.variables`, the states of seed generators among them, which no
 Keras format saves, and those of the optimizer.
@@ -15,7 +15,7 @@ def capture_state(model: keras.Model) -> dict[str, np.ndarray]:
     """Copies of the model's and the optimizer's variables.
 
     Raises:
-        FloatingPointError: If one holds NaN: nothing could go on from there.
+        FloatingPointError: If one holds NaN: nothing could be resumed from it.
     """
     arrays = {}
     for name, variable in _variables(model).items():

@@ -4,8 +4,8 @@
     model.keras                the architecture, uncompiled
     base.npy                   the user's own sample weights, where given
     members/<step>.weights.h5  weights, without the optimizer
-    rounds/<step>.npy          one bit a sample: right or wrong
-    resume/<step>.npz          what training goes on from
+    rounds/<step>.npy          one bit per sample: right or wrong
+    resume/<step>.npz          what training is resumed from
 
 The manifest is the only file that is ever replaced, and that atomically. The
 others are written once, before the manifest that lists them, and removed after

@@ -127,7 +127,7 @@ class Header:
     """What holds for the whole run.
 
     Attributes:
-        method: Its short name, such as `"cbnn"`.
+        method: The short name of the method, such as `"cbnn"`.
         package_version: The version of this package that began the run.
         num_classes: k.
         num_samples: n, the number of training samples.

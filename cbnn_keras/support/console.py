@@ -1,4 +1,4 @@
-"""What a person sees while a run is going on."""
+"""What a person sees while a run is made."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator

@@ -51,7 +51,7 @@ class CBNNCallback(CheckpointCallback):
         score_data: The training samples in the order of their index, as
             `(x, y)` or a dataset of single samples: only for a pipeline made
             with `attach_index`.
-        resume: Go on with the run in `directory` if there is one. The same
+        resume: Resume the run in `directory` if there is one. The same
             script then serves first start and restart.
         overwrite: Replace the run in `directory` if there is one.
 

@@ -25,9 +25,9 @@ class Task:
         model: The model in training.
         classifier: How to read its outputs.
         samples: The training samples.
-        labels: Their class indices, shape `(num_samples,)`.
-        weights: Their weights.
-        batch_size: Of inference.
+        labels: The samples' class indices, shape `(num_samples,)`.
+        weights: The samples' weights.
+        batch_size: The size of a batch of inference.
     """
 
     model: keras.Model
@@ -50,9 +50,10 @@ def describe_task(
 
     Args:
         model: Compiled; built if it was not.
-        weights: Those of the pipeline that feeds it.
-        score_data: See `CBNNCallback`.
-        from_logits: See `CBNNCallback`.
+        weights: The sample weights of the pipeline that feeds it.
+        score_data: The samples in the order of their index, where the pipeline
+            is the user's own.
+        from_logits: Whether the model ends in logits, or None to find out.
         track: Shows the progress of reading the labels.
 
     Raises:

@@ -168,7 +168,7 @@ def test_nested_structures_stay_as_they_are():
 )
 def test_types_of_arrays(values, dtype):
     if dtype is None:
-        with pytest.raises(ValueError, match="one entry a sample"):
+        with pytest.raises(ValueError, match="one entry per sample"):
             ArraySamples(values, np.arange(3))
         return
     (x,) = ArraySamples(values, np.arange(3)).inputs(3)
@@ -500,11 +500,11 @@ def pairs(num_samples=6):
         ),
         (
             pairs().map(lambda x, y: (x, (y, y))),
-            "y must be one label a sample.*one classification output",
+            "y must be one label per sample.*one classification output",
         ),
         (
             pairs().map(lambda x, y: (x, {"a": y, "b": y})),
-            "y must be one label a sample",
+            "y must be one label per sample",
         ),
         (pairs().take(0), "the dataset is empty"),
         (
