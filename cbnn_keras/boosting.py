@@ -59,9 +59,9 @@ def stage_vote(
     Args:
         error: e, at least 0 and below 1.
         num_classes: k, at least 2.
-        smallest_weight: The smallest positive omega. A perfect checkpoint counts as
-            half a sample wrong, or its vote would be infinite: an e below half
-            of this is replaced by it. Defaults to 0, no floor.
+        smallest_weight: The smallest positive omega. A perfect checkpoint
+            counts as half a sample wrong, or its vote would be infinite: an e
+            below half of this is replaced by it. Defaults to 0, no floor.
 
     Example:
 
@@ -203,25 +203,23 @@ class Policy(Protocol):
 
     Attributes:
         has_bound: Whether theorem 1 speaks of the method.
+        deviation_rate: eta; 0 for a method that leaves the weights alone.
     """
 
     has_bound: ClassVar[bool]
+
+    @property
+    def deviation_rate(self) -> float: ...
 
     def vote(
         self, error: float, num_classes: int, smallest_weight: float
     ) -> float:
         """The vote of a checkpoint, or 0 if it is not a member."""
 
-    def normaliser(self, error: float, vote: float) -> float:
-        """Z of a round with this error and this vote."""
-
     def update(
         self, first: Floats, current: Floats, correct: Bools, vote: float
     ) -> Floats:
         """The next round's omega, from the first round's and this one's."""
-
-    def is_within_budget(self, votes: Sequence[float]) -> bool:
-        """Whether the condition of theorem 1 holds for these votes."""
 
     def may_continue(self, votes: Sequence[float], num_classes: int) -> bool:
         """Whether there may be another checkpoint before the final one."""
@@ -279,32 +277,33 @@ class Booster:
         error = stage_error(self.distribution, correct)
         smallest = float(self.distribution[self.distribution > 0].min())
         vote = self._policy.vote(error, self._num_classes, smallest)
+        rate = self._policy.deviation_rate
+        normaliser = 1.0
         if vote:
-            self.bound *= (normaliser := self._policy.normaliser(error, vote))
+            if rate:
+                normaliser = stage_normaliser(error, vote, rate)
             if not is_final:
                 self.distribution = self._policy.update(
                     self._first, self.distribution, correct, vote
                 )
-        else:
-            normaliser = 1.0
-            vote = 1.0 if is_final and not self.votes else 0.0
+        elif is_final and not self.votes:
+            vote = 1.0
         if vote:
             self.votes.append(vote)
             self._true_class_votes = self._true_class_votes + vote * correct
+        self.bound *= normaliser
         return Stage(
             error=error,
             vote=vote,
             normaliser=normaliser,
             bound=self.bound,
-            exponential_loss=self._exponential_loss(),
+            # exp(-0) while no member has voted for anything yet.
+            exponential_loss=exponential_loss(
+                self._first, self._true_class_votes, sum(self.votes)
+            )
+            if self.votes
+            else 1.0,
             is_member=bool(vote),
-            within_budget=self._policy.is_within_budget(self.votes),
+            within_budget=is_within_budget(self.votes, rate),
             is_final=is_final,
-        )
-
-    def _exponential_loss(self) -> float:
-        if not self.votes:
-            return 1.0  # exp(-0): no member has voted for anything yet
-        return exponential_loss(
-            self._first, self._true_class_votes, sum(self.votes)
         )

@@ -87,8 +87,8 @@ class RunningMean:
 
     >>> mean = RunningMean()
     >>> mean.add(np.array([0.9, 0.1]), vote=2.0)
+    array([0.9, 0.1])
     >>> mean.add(np.array([0.3, 0.7]), vote=1.0)
-    >>> mean.value
     array([0.7, 0.3])
     """
 
@@ -101,9 +101,11 @@ class RunningMean:
         """The mean of what was added so far."""
         return np.asarray(self._sum / self._sum_of_votes)
 
-    def add(self, probabilities: ArrayLike, vote: float) -> None:
+    def add(self, probabilities: ArrayLike, vote: float) -> NDArray[np.float64]:
+        """Takes one more in, and gives the mean of all so far."""
         self._sum = self._sum + vote * np.asarray(probabilities, np.float64)
         self._sum_of_votes += vote
+        return np.asarray(self._sum / self._sum_of_votes)
 
     def value_with(
         self, probabilities: ArrayLike, vote: float

@@ -13,7 +13,6 @@ from cbnn_keras.boosting import (
     Floats,
     is_better_than_chance,
     is_within_budget,
-    stage_normaliser,
     stage_vote,
     update_weights,
 )
@@ -21,7 +20,7 @@ from cbnn_keras.boosting import (
 
 @dataclasses.dataclass(frozen=True)
 class Boosting:
-    """CBNN's policy: equations 3, 6 and 7, and the paper's stop rule.
+    """CBNN's policy: equations 3 and 6, and the paper's stop rule.
 
     Attributes:
         deviation_rate: eta.
@@ -35,18 +34,16 @@ class Boosting:
     def vote(
         self, error: float, num_classes: int, smallest_weight: float
     ) -> float:
-        return _vote_of_member(error, num_classes, smallest_weight)
-
-    def normaliser(self, error: float, vote: float) -> float:
-        return stage_normaliser(error, vote, self.deviation_rate)
+        # As for the vote: a perfect checkpoint is half a sample wrong.
+        counted = max(error, smallest_weight / 2)
+        if not is_better_than_chance(counted, num_classes):
+            return 0.0
+        return stage_vote(error, num_classes, smallest_weight)
 
     def update(
         self, first: Floats, current: Floats, correct: Bools, vote: float
     ) -> Floats:
         return update_weights(current, correct, vote, self.deviation_rate)
-
-    def is_within_budget(self, votes: Sequence[float]) -> bool:
-        return is_within_budget(votes, self.deviation_rate)
 
     def may_continue(self, votes: Sequence[float], num_classes: int) -> bool:
         reserved = stage_vote(self.expected_error, num_classes)
@@ -69,18 +66,12 @@ class BoostingFromFirst:
     def vote(
         self, error: float, num_classes: int, smallest_weight: float
     ) -> float:
-        return _vote_of_member(error, num_classes, smallest_weight)
-
-    def normaliser(self, error: float, vote: float) -> float:
-        return stage_normaliser(error, vote, self.deviation_rate)
+        return Boosting().vote(error, num_classes, smallest_weight)
 
     def update(
         self, first: Floats, current: Floats, correct: Bools, vote: float
     ) -> Floats:
         return update_weights(first, correct, vote, self.deviation_rate)
-
-    def is_within_budget(self, votes: Sequence[float]) -> bool:
-        return is_within_budget(votes, self.deviation_rate)
 
     def may_continue(self, votes: Sequence[float], num_classes: int) -> bool:
         return True
@@ -90,6 +81,7 @@ class BoostingFromFirst:
 class EqualVotes:
     """No boosting: every checkpoint has a vote of 1, and weights stay."""
 
+    deviation_rate: ClassVar[float] = 0.0
     has_bound: ClassVar[bool] = False
 
     def vote(
@@ -97,26 +89,10 @@ class EqualVotes:
     ) -> float:
         return 1.0
 
-    def normaliser(self, error: float, vote: float) -> float:
-        return 1.0
-
     def update(
         self, first: Floats, current: Floats, correct: Bools, vote: float
     ) -> Floats:
         return current
 
-    def is_within_budget(self, votes: Sequence[float]) -> bool:
-        return True
-
     def may_continue(self, votes: Sequence[float], num_classes: int) -> bool:
         return True
-
-
-def _vote_of_member(
-    error: float, num_classes: int, smallest_weight: float
-) -> float:
-    """lambda, or 0 for a checkpoint that is no better than chance."""
-    counted = max(error, smallest_weight / 2)
-    if not is_better_than_chance(counted, num_classes):
-        return 0.0
-    return stage_vote(error, num_classes, smallest_weight)

@@ -247,7 +247,8 @@ def test_running_mean_is_the_mean_of_what_came_so_far(ensemble):
             np.testing.assert_allclose(
                 mean.value_with(p, vote), so_far, atol=1e-15
             )
-        mean.add(p, vote)
+        added = mean.add(p, vote)
+        np.testing.assert_array_equal(added, mean.value)
         np.testing.assert_allclose(mean.value, so_far, atol=1e-15)
         assert mean.value.dtype == np.float64
 

@@ -8,14 +8,12 @@ score them), and the labels in that order. What the samples weigh is in
 """
 
 import abc
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
-
-from cbnn_keras.data.arrays import as_tensor, lists_to_tuples, single_array
 
 Augment = Callable[[Any, tf.Tensor], Any]
 # Wraps an iterable of batches to show its progress: (iterable, total) -> same.
@@ -85,8 +83,18 @@ class ArraySamples(Samples):
     """Samples in arrays: NumPy, tensors or data frames, in any nest for x."""
 
     def __init__(self, x: Any, y: Any) -> None:
-        self._x = tf.nest.map_structure(as_tensor, lists_to_tuples(x))
-        self._y = as_tensor(single_array(y))
+        if isinstance(y, dict) or (
+            isinstance(y, (list, tuple)) and y and getattr(y[0], "shape", ())
+        ):
+            raise ValueError(
+                "weighted(x, y): y must be one array of labels; received "
+                f"{type(y).__name__} of {len(y)}. CBNN boosts one "
+                "classification output."
+            )
+        # As Keras does: tf.data stacks a list into a tensor.
+        inputs = keras.tree.lists_to_tuples(x)
+        self._x = tf.nest.map_structure(_as_tensor, inputs)
+        self._y = _as_tensor(y)
         sizes = [
             int(a.shape[0]) if a.shape.rank else None
             for a in tf.nest.flatten((self._x, self._y))
@@ -297,21 +305,6 @@ _SHUFFLES_INSIDE = (
 )
 
 
-def check_augment(augment: Augment | None) -> None:
-    if augment is None:
-        return
-    try:
-        inspect.signature(augment).bind(object(), object())
-    except TypeError as error:
-        raise ValueError(
-            "weighted(augment=...) must be a function `augment(x, seed)` of "
-            "one sample and a stateless seed of shape (2,), as taken by "
-            f"`tf.image.stateless_random_flip_left_right`: {error}."
-        ) from None
-    except ValueError:
-        pass  # no signature to be had, as of some built-in callables
-
-
 def _with_key(dataset: tf.data.Dataset, key: tf.Tensor) -> tf.data.Dataset:
     return tf.data.Dataset.zip(
         dataset, tf.data.Dataset.from_tensors(key).repeat()
@@ -380,3 +373,27 @@ def as_samples(x: Any, y: Any, num_samples: int | None = None) -> Samples:
             "length."
         )
     return ArraySamples(x, y)
+
+
+def _as_tensor(array: Any) -> tf.Tensor:
+    # On the CPU, where the pipeline runs: a GPU would be filled with the data.
+    with tf.device("CPU:0"):
+        if isinstance(array, tf.SparseTensor) or hasattr(array, "toarray"):
+            raise ValueError(
+                "weighted(x, y): sparse inputs are not supported. Make them "
+                "dense (`tf.sparse.to_dense`, `.toarray()`)."
+            )
+        if tf.is_tensor(array):
+            return tf.identity(array)
+        values = np.asarray(array)
+        if values.dtype == np.float64:  # as Keras does with arrays
+            values = values.astype(keras.config.floatx())
+        try:
+            return tf.convert_to_tensor(values)
+        except ValueError as error:
+            raise ValueError(
+                f"weighted(x, y): {type(array).__name__} of dtype "
+                f"{values.dtype} is no array of numbers or of strings alone "
+                f"({error}). Give columns of different kinds as a dict: "
+                "`{name: column.to_numpy() for name, column in x.items()}`."
+            ) from None

@@ -6,13 +6,14 @@ mean among those that are alive.
 """
 
 import gc
+import inspect
 import weakref
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras.data.indexed import Augment, as_samples, check_augment
+from cbnn_keras.data.indexed import Augment, as_samples
 from cbnn_keras.data.sample_weights import SampleWeights
 from cbnn_keras.support import arguments
 
@@ -154,9 +155,19 @@ def weighted_pipeline(
 ) -> tuple[tf.data.Dataset, SampleWeights]:
     """What `weighted` gives, together with the weights that it looks up."""
     size = arguments.integer("weighted", "batch_size", batch_size)
+    if isinstance(shuffle, np.bool_):
+        shuffle = bool(shuffle)
+    elif not isinstance(shuffle, bool):
+        shuffle = arguments.integer(
+            "weighted",
+            "shuffle",
+            shuffle,
+            at_least=0,
+            allowed="True, False or the size of the shuffle buffer",
+        )
     if seed is not None:
         seed = arguments.integer("weighted", "seed", seed, at_least=None)
-    check_augment(augment)
+    _check_augment(augment)
     samples = as_samples(x, y, num_samples)
     _check_divisible(min(size, samples.num_samples))
     weights = SampleWeights(
@@ -165,7 +176,7 @@ def weighted_pipeline(
         samples=samples,
         seed=seed,
         batch_size=size,
-        shuffle=_checked_shuffle(shuffle),
+        shuffle=shuffle,
     )
     dataset = weights.training_dataset(augment)
     _live[dataset] = weights
@@ -186,16 +197,19 @@ def indexed_pipeline(
     return indexed, weights
 
 
-def _checked_shuffle(shuffle: Any) -> bool | int:
-    if isinstance(shuffle, (bool, np.bool_)):
-        return bool(shuffle)
+def _check_augment(augment: Augment | None) -> None:
+    if augment is None:
+        return
     try:
-        return arguments.integer("weighted", "shuffle", shuffle, at_least=0)
-    except ValueError:
+        inspect.signature(augment).bind(object(), object())
+    except TypeError as error:
         raise ValueError(
-            f"weighted(shuffle={shuffle!r}): shuffle must be True, False or "
-            "the size of the shuffle buffer."
+            "weighted(augment=...) must be a function `augment(x, seed)` of "
+            "one sample and a stateless seed of shape (2,), as taken by "
+            f"`tf.image.stateless_random_flip_left_right`: {error}."
         ) from None
+    except ValueError:
+        pass  # no signature to be had, as of some built-in callables
 
 
 def _check_divisible(batch_size: int) -> None:

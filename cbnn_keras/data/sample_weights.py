@@ -60,6 +60,7 @@ class SampleWeights:
         has_own_seed: Whether the seed was given and not drawn.
         num_batches: The batches of a pass; None for a pipeline of the user's.
         can_be_divided: Whether a strategy can have the samples.
+        gate: Where batches wait for their weights under a strategy.
     """
 
     def __init__(
@@ -86,27 +87,21 @@ class SampleWeights:
         self.seed = random.randrange(2**31) if seed is None else seed
         self._owner: weakref.ref[object] | None = None
         self._variables = replicas.outside_strategies(self._make_variables)
+        self.variable = self._variables.weights
+        self.gate = self._variables.gate
 
     def _make_variables(self) -> _Variables:
-        return _Variables(
-            weights=tf.Variable(
-                self._mean_one(), trainable=False, name="sample_weights"
-            ),
-            stream=tf.Variable([self.seed, 0], dtype=tf.int64),
-            num_lookups=tf.Variable(0, dtype=tf.int64),
-            num_replicas=tf.Variable(0),
-            is_averaged=tf.Variable(True),
-            gate=Gate(),
-        )
-
-    @property
-    def variable(self) -> tf.Variable:
-        return self._variables.weights
-
-    @property
-    def gate(self) -> Gate:
-        """Where batches wait for their weights under a strategy."""
-        return self._variables.gate
+        with tf.device("CPU:0"):
+            return _Variables(
+                weights=tf.Variable(
+                    self._mean_one(), trainable=False, name="sample_weights"
+                ),
+                stream=tf.Variable([self.seed, 0], dtype=tf.int64),
+                num_lookups=tf.Variable(0, dtype=tf.int64),
+                num_replicas=tf.Variable(0),
+                is_averaged=tf.Variable(True),
+                gate=Gate(),
+            )
 
     @property
     def owner(self) -> object | None:
@@ -170,7 +165,11 @@ class SampleWeights:
             shuffle=self.shuffle or False,
             augment=augment,
         ).prefetch(tf.data.AUTOTUNE)
-        self.can_be_divided = sharding.can_spread(batches.element_spec[1])
+        # Samples of other kinds, sparse ones, cannot be repeated.
+        self.can_be_divided = all(
+            isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec))
+            for spec in tf.nest.flatten(batches.element_spec[1])
+        )
         dataset = (
             tf.data.Dataset.zip(batches, self.gate.tickets(self.num_batches))
             .map(self._weigh)

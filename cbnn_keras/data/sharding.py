@@ -5,12 +5,6 @@ from typing import Any
 import tensorflow as tf
 
 
-def can_spread(specs: Any) -> bool:
-    """Whether samples of inputs with such specs can be repeated."""
-    kinds = (tf.TensorSpec, tf.RaggedTensorSpec)
-    return all(isinstance(spec, kinds) for spec in tf.nest.flatten(specs))
-
-
 def spread(
     x: Any,
     y: tf.Tensor,

@@ -9,18 +9,18 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cbnn_keras import metrics
+from cbnn_keras import imbalance, metrics
 from cbnn_keras.data.labelled import as_pair, split_labels
 from cbnn_keras.ensemble import merging, selection
 from cbnn_keras.ensemble.members import (
     CACHE_BYTES,
     Members,
-    probabilities,
     readable_inputs,
 )
-from cbnn_keras.ensemble.voting import Voting
+from cbnn_keras.ensemble.voting import checked_priors
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.support import arguments
+from cbnn_keras.support.console import Reporter
 
 
 class PredictOptions(TypedDict, total=False):
@@ -110,16 +110,22 @@ class CheckpointEnsemble(Members):
             Shape `(num_samples, num_classes)`, or `(num_samples, 1)`, the
             probability of class 1, for a model with one sigmoid output.
         """
-        rule = Voting.checked(voting, priors, self.classifier)
+        priors = checked_priors(voting, priors, self.classifier)
         inputs = readable_inputs(x)
         mean = metrics.RunningMean()
         with self._lender.lent() as load:
-            for step, vote in self._tracked(verbose):
-                found = probabilities(
-                    load(step), self.classifier, inputs, batch_size
-                )
-                mean.add(rule.opinion(found), vote)
-        return rule.result(mean.value)
+            for step, vote in Reporter(verbose).track(
+                zip(self._steps, self.votes, strict=True),
+                len(self._steps),
+                "members predict",
+            ):
+                found = self._probabilities(load(step), inputs, batch_size)
+                if voting == "hard":
+                    found = metrics.one_hot_votes(found)
+                average = mean.add(found, vote)
+        if priors is not None:
+            average = imbalance.threshold(average, priors)
+        return average.astype(np.float32)
 
     def staged_predict(
         self, x: Any, **options: Unpack[PredictOptions]
@@ -128,15 +134,12 @@ class CheckpointEnsemble(Members):
 
         Takes the arguments of `predict`; each member predicts once.
         """
-        rule = Voting.checked(
-            options.get("voting", "soft"),
-            options.get("priors"),
-            self.classifier,
-        )
+        voting = options.get("voting", "soft")
+        priors = checked_priors(voting, options.get("priors"), self.classifier)
         outputs = self.member_probabilities(
             x, options.get("batch_size"), options.get("verbose", 1)
         )
-        return self._stages(outputs, rule)
+        return self._stages(outputs, voting, priors)
 
     def evaluate(
         self, x: Any, y: Any = None, **options: Unpack[PredictOptions]
@@ -222,23 +225,29 @@ class CheckpointEnsemble(Members):
             inputs: `keras.Input`s in the structure that the model is called
                 with; needed only for a subclassed model.
         """
-        rule = Voting.checked(voting, priors, self.classifier)
         return merging.merge(
             self.member_models(),
             self.votes,
             self.classifier,
-            voting=rule.kind,
-            priors=rule.priors,
+            voting=voting,
+            priors=checked_priors(voting, priors, self.classifier),
             inputs=inputs,
         )
 
     def _stages(
-        self, outputs: Iterator[np.ndarray], rule: Voting
+        self,
+        outputs: Iterator[np.ndarray],
+        voting: str,
+        priors: np.ndarray | None,
     ) -> Iterator[np.ndarray]:
         mean = metrics.RunningMean()
         for vote, found in zip(self.votes, outputs, strict=True):
-            mean.add(rule.opinion(found), vote)
-            yield rule.result(mean.value)
+            if voting == "hard":
+                found = metrics.one_hot_votes(found)
+            average = mean.add(found, vote)
+            if priors is not None:
+                average = imbalance.threshold(average, priors)
+            yield average.astype(np.float32)
 
 
 class ModelNeededError(ValueError):

@@ -11,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from cbnn_keras.models import copying
-from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.models.state import generators_kept
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.run import Run
@@ -150,20 +149,24 @@ class Members:
         other._lender = self._lender
         return other
 
-    def _tracked(self, verbose: int) -> Iterator[tuple[int, float]]:
-        """Steps and votes of the members, with a progress bar."""
-        pairs = zip(self._steps, self.votes, strict=True)
-        return Reporter(verbose).track(pairs, len(self), "members predict")
+    def _probabilities(
+        self, model: keras.Model, x: Any, batch_size: int | None
+    ) -> np.ndarray:
+        """What a model predicts; its random generators are left alone."""
+        with generators_kept(model):
+            outputs = model.predict(x, batch_size=batch_size, verbose=0)
+        return self.classifier.probabilities(outputs)
 
     def _member_probabilities(
         self, x: Any, batch_size: int | None, verbose: int
     ) -> Iterator[np.ndarray]:
-        for step, _ in self._tracked(verbose):
+        steps = Reporter(verbose).track(
+            self._steps, len(self._steps), "members predict"
+        )
+        for step in steps:
             # Before each `yield`: what comes next may well use the model.
             with self._lender.lent() as load:
-                found = probabilities(
-                    load(step), self.classifier, x, batch_size
-                )
+                found = self._probabilities(load(step), x, batch_size)
             yield found
 
 
@@ -183,6 +186,7 @@ class _Lender:
         self.run = run
         self.model = model
         self.cache_bytes = cache_bytes
+        self._free_bytes = cache_bytes
         self._cache: dict[int, list[np.ndarray]] = {}
 
     @contextlib.contextmanager
@@ -203,26 +207,12 @@ class _Lender:
             return self.model
         self.run.load_member(step, self.model)
         if self.run.is_on_disk:
-            weights = self.model.get_weights()
-            if self._num_bytes() + _num_bytes(weights) <= self.cache_bytes:
-                self._cache[step] = [np.array(weight) for weight in weights]
+            weights = [np.array(weight) for weight in self.model.get_weights()]
+            num_bytes = sum(weight.nbytes for weight in weights)
+            if num_bytes <= self._free_bytes:
+                self._cache[step] = weights
+                self._free_bytes -= num_bytes
         return self.model
-
-    def _num_bytes(self) -> int:
-        return sum(map(_num_bytes, self._cache.values()))
-
-
-def _num_bytes(weights: list[np.ndarray]) -> int:
-    return sum(weight.nbytes for weight in weights)
-
-
-def probabilities(
-    model: keras.Model, classifier: Classifier, x: Any, batch_size: int | None
-) -> np.ndarray:
-    """Probabilities of a model, which is left as it was."""
-    with generators_kept(model):
-        outputs = model.predict(x, batch_size=batch_size, verbose=0)
-    return classifier.probabilities(outputs)
 
 
 def readable_inputs(x: Any) -> Any:
@@ -238,10 +228,12 @@ def readable_inputs(x: Any) -> Any:
         )
     if isinstance(x, tf.data.Dataset):
         return x
-    return keras.tree.map_structure(_as_objects, x)
-
-
-def _as_objects(array: Any) -> Any:
-    """Texts as objects, which is how Keras knows them."""
-    is_text = isinstance(array, np.ndarray) and array.dtype.kind in "US"
-    return array.astype(object) if is_text else array
+    # Texts as objects, which is how Keras knows them.
+    return keras.tree.map_structure(
+        lambda array: (
+            array.astype(object)
+            if isinstance(array, np.ndarray) and array.dtype.kind in "US"
+            else array
+        ),
+        x,
+    )

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from cbnn_keras import imbalance, metrics
 from cbnn_keras.ensemble import CheckpointEnsemble, merging
-from cbnn_keras.ensemble.voting import check_voting, checked_priors
+from cbnn_keras.ensemble.voting import checked_priors
 from cbnn_keras.export import made_up_inputs
 from cbnn_keras.version import __version__
 
@@ -96,14 +96,13 @@ class ServingGraph:
         sample_data: Any = None,
         tolerance: float | None = None,
     ) -> None:
-        check_voting(voting)
         num_classes = ensemble.classifier.num_classes
         self.outputs = _checked_outputs(outputs)
         self._top_k = _checked_top_k(top_k, num_classes)
         self._class_names = _checked_class_names(class_names, num_classes)
         self._preprocess = preprocess
         self._voting = voting
-        self._priors = checked_priors(priors, voting, ensemble.classifier)
+        self._priors = checked_priors(voting, priors, ensemble.classifier)
         self._ensemble = ensemble.in_float32()
         members = self._ensemble.member_models()
         self._inputs = _checked_inputs(inputs, preprocess, members[0])

@@ -17,18 +17,13 @@ T = TypeVar("T")
 
 
 def outside_strategies(make: Callable[[], T]) -> T:
-    """Makes variables on the host that no strategy mirrors.
+    """Makes variables that no strategy mirrors.
 
     A scope belongs to the thread that entered it, and TensorFlow has no way to
     leave it for a while: so another thread makes them.
     """
-
-    def on_host() -> T:
-        with tf.device("CPU:0"):
-            return make()
-
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(on_host).result()
+        return thread.submit(make).result()
 
 
 def is_distributed(model: keras.Model) -> bool:

@@ -55,7 +55,8 @@ def restore_state(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
 
 def has_nan(model: keras.Model) -> bool:
     """Whether a variable of the model or its optimizer holds NaN."""
-    values = map(keras.ops.convert_to_numpy, _variables(model).values())
+    variables = [*model.variables, *model.optimizer.variables]
+    values = map(keras.ops.convert_to_numpy, variables)
     return any(bool(np.isnan(value).any()) for value in values)
 
 

@@ -54,12 +54,17 @@ class Settings:
 
     def to_json(self) -> Json:
         """All settings side by side; what is None is left out."""
-        given = {name: getattr(self, name) for name in _COMMON_SETTINGS}
-        return {
-            **{k: value for k, value in given.items() if value is not None},
-            **_policy_to_json(self.policy),
-            **self.own,
+        given = {
+            name: value
+            for name, value in vars(self).items()
+            if name in _COMMON_SETTINGS and value is not None
         }
+        marks = {
+            "equal_votes": isinstance(self.policy, EqualVotes),
+            "updates_from_first": isinstance(self.policy, BoostingFromFirst),
+        }
+        marks = {name: True for name, is_set in marks.items() if is_set}
+        return {**given, **vars(self.policy), **marks, **self.own}
 
     @classmethod
     def from_json(cls, content: Any, wrong: list[str]) -> "Settings":
@@ -75,7 +80,7 @@ class Settings:
         policy = _policy_from_json(content)
         wrong += [
             f"settings.{name}"
-            for name, value in _fields(policy).items()
+            for name, value in vars(policy).items()
             if not _fits(value, float)
         ]
         known = {*_COMMON_SETTINGS, *_POLICY_SETTINGS}
@@ -101,15 +106,6 @@ _POLICY_SETTINGS = (
     "equal_votes",
     "updates_from_first",
 )
-
-
-def _policy_to_json(policy: Policy) -> Json:
-    numbers = _fields(policy)
-    if isinstance(policy, EqualVotes):
-        return {"equal_votes": True}
-    if isinstance(policy, BoostingFromFirst):
-        return {**numbers, "updates_from_first": True}
-    return numbers
 
 
 def _policy_from_json(content: Json) -> Policy:
@@ -156,13 +152,11 @@ class Header:
         return Classifier(self.num_classes, self.is_binary, self.from_logits)
 
     def to_json(self) -> Json:
-        return {**_fields(self), "settings": self.settings.to_json()}
+        return {**vars(self), "settings": self.settings.to_json()}
 
     def differences(self, other: "Header") -> list[str]:
         """What another header says otherwise, but for the version."""
-        then, now = (
-            {**_fields(h), **h.settings.to_json()} for h in (self, other)
-        )
+        then, now = ({**vars(h), **h.settings.to_json()} for h in (self, other))
         return [
             f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
             for name in sorted(then.keys() | now.keys())
@@ -184,7 +178,7 @@ class Round(Stage):
     epoch: int
 
     def to_json(self) -> Json:
-        return {"step": self.step, "epoch": self.epoch, **_fields(self)}
+        return {"step": self.step, "epoch": self.epoch, **vars(self)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,16 +216,15 @@ class Manifest:
 
     def write(self, directory: pathlib.Path) -> None:
         """Replaces the manifest of a directory, atomically."""
+        # The header's fields stand beside the others in the file.
         content = {
             "format_version": FORMAT_VERSION,
-            **self.header.to_json(),
-            "rounds": [record.to_json() for record in self.rounds],
-            "members": self.members,
-            "state": None if self.state is None else _fields(self.state),
-            "is_finished": self.is_finished,
-            "files": {k: _fields(v) for k, v in sorted(self.files.items())},
+            **vars(self.header),
+            **{k: v for k, v in vars(self).items() if k != "header"},
+            "files": dict(sorted(self.files.items())),
         }
-        files.replace_json(directory / MANIFEST, content)
+        text = json.dumps(content, indent=1, allow_nan=False, default=_as_json)
+        files.replace_text(directory / MANIFEST, text + "\n")
 
     @classmethod
     def read(cls, directory: pathlib.Path) -> "Manifest":
@@ -242,7 +235,6 @@ class Manifest:
         """
         content = _read_json(directory)
         wrong: list[str] = []
-        # The header's fields stand beside the others in the file.
         manifest: Manifest = _parse(
             cls, {**content, "header": content}, "", wrong
         )
@@ -329,6 +321,12 @@ def _parse(kind: Any, value: Any, where: str, wrong: list[str]) -> Any:
     return value
 
 
+def _as_json(part: Any) -> Json:
+    """A dataclass as the object of JSON that it is written as."""
+    has_own_form = isinstance(part, (Settings, Round))
+    return part.to_json() if has_own_form else vars(part)
+
+
 def _fits(value: Any, kind: Any) -> bool:
     """Whether a JSON value is of a kind; True is no number, 1 is a float."""
     if isinstance(kind, types.UnionType):
@@ -337,11 +335,6 @@ def _fits(value: Any, kind: Any) -> bool:
         kind = (int, float)
     is_bool = isinstance(value, bool)
     return is_bool if kind is bool else isinstance(value, kind) and not is_bool
-
-
-def _fields(record: Any) -> Json:
-    """The fields of a dataclass, without a look into them."""
-    return {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
 
 
 def _read_json(directory: pathlib.Path) -> Json:

@@ -8,7 +8,12 @@ import numpy as np
 
 
 def integer(
-    owner: str, name: str, value: Any, *, at_least: int | None = 1
+    owner: str,
+    name: str,
+    value: Any,
+    *,
+    at_least: int | None = 1,
+    allowed: str | None = None,
 ) -> int:
     """Python's own int, which a manifest can hold.
 
@@ -17,6 +22,7 @@ def integer(
         name: What the argument is called.
         value: What was given. True and False are no integers.
         at_least: The smallest integer allowed, or None for any.
+        allowed: What the message says is allowed, if it is more than that.
 
     Raises:
         ValueError: If it is not such an integer.
@@ -28,9 +34,11 @@ def integer(
         ...
     ValueError: select(num=2.5): num must be an integer of at least 1.
     """
-    limit = "" if at_least is None else f" of at least {at_least}"
+    if allowed is None:
+        limit = "" if at_least is None else f" of at least {at_least}"
+        allowed = f"an integer{limit}"
     refusal = ValueError(
-        f"{owner}({name}={value!r}): {name} must be an integer{limit}."
+        f"{owner}({name}={value!r}): {name} must be {allowed}."
     )
     if isinstance(value, (bool, np.bool_)):
         raise refusal

@@ -3,10 +3,8 @@
 import dataclasses
 import errno
 import hashlib
-import json
 import os
 import pathlib
-from typing import Any
 
 try:
     import fcntl
@@ -62,11 +60,6 @@ def fsync(path: pathlib.Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def replace_json(path: pathlib.Path, content: Any) -> None:
-    """`replace_text` with JSON."""
-    replace_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def replace_text(path: pathlib.Path, content: str) -> None:

@@ -11,8 +11,7 @@ from cbnn_keras.models import copying
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Header, Settings
 from cbnn_keras.runs.run import MemoryRun, Run, labels_id
-from cbnn_keras.training.course import Course
-from cbnn_keras.training.fit import Fit
+from cbnn_keras.training.fit import Course, Fit
 from cbnn_keras.training.plan import Plan, check_learning_rate
 from cbnn_keras.training.rounds import Rounds
 from cbnn_keras.training.task import bare_optimizer
@@ -55,7 +54,7 @@ class Beginning:
             run = RunDirectory.create(
                 self.directory,
                 header,
-                fit.model,
+                fit.task.model,
                 own_distribution=own,
                 overwrite=self.replaces,
             )
@@ -90,9 +89,9 @@ class Beginning:
         run.verify()
         if run.is_finished:
             return self._reopen(fit, plan, run)
-        state, method_state = run.rewind(fit.model)
+        state, method_state = run.rewind(fit.task.model)
         plan.actions.restore(method_state)
-        fit.model._initial_epoch = state.epoch
+        fit.task.model._initial_epoch = state.epoch
         fit.reporter.line(
             f"{self._title}: resuming {directory} after epoch "
             f"{state.epoch}, step {state.step}; members so far: "
@@ -101,8 +100,8 @@ class Beginning:
         return self._course(fit, plan, run, step=state.step)
 
     def _reopen(self, fit: Fit, plan: Plan, run: RunDirectory) -> Course:
-        run.load_member(run.members[-1], fit.model)
-        fit.model._initial_epoch = fit.params["epochs"]
+        run.load_member(run.members[-1], fit.task.model)
+        fit.task.model._initial_epoch = fit.params["epochs"]
         fit.reporter.line(
             f"{self._title}: the run in {run.path} is complete; there is "
             "nothing left to train. The model holds its last member, of step "
@@ -146,7 +145,7 @@ class Beginning:
         return plan, header
 
     def _find_total_steps(self, fit: Fit, first_epoch: int) -> int:
-        steps, model = fit.params.get("steps"), fit.model
+        steps, model = fit.params.get("steps"), fit.task.model
         if not steps:
             if self.total_steps is None:
                 raise ValueError(

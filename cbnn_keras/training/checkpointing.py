@@ -2,7 +2,7 @@
 
 `CheckpointCallback` is the seam between Keras and a method: its hooks decide
 and pass on. What belongs to one `fit` is in `fit.Fit`, the run that it makes in
-`course.Course`. What a method does is its `plan.Plan`: `callback.CBNNCallback`
+`fit.Course`. What a method does is its `plan.Plan`: `callback.CBNNCallback`
 and those of `baselines` have one each.
 """
 
@@ -29,8 +29,7 @@ from cbnn_keras.runs.run import Run
 from cbnn_keras.support import arguments
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.training.beginning import Beginning
-from cbnn_keras.training.course import Course
-from cbnn_keras.training.fit import Fit
+from cbnn_keras.training.fit import Course, Fit
 from cbnn_keras.training.plan import Plan
 from cbnn_keras.training.task import Task, describe_task
 
@@ -79,6 +78,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         self.overwrite = overwrite
         self._weights: SampleWeights | None = None
         self._fit: Fit | None = None
+        self._course: Course | None = None
         self._check_arguments()
 
     # What a method is.
@@ -158,25 +158,22 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         `exponential_loss`, `is_member`, `within_budget`, `is_final`; see
         `boosting.Stage`. They are copies: a run does not change with them.
         """
-        course = self._course()
-        return [] if course is None else course.rounds.run.records()
+        return [] if self._course is None else self.run.records()
 
     @property
     def run(self) -> Run:
         """Rounds and members so far, wherever they are kept."""
-        course = self._course()
-        if course is None:
+        if self._course is None:
             raise ValueError(
                 f"{self._name}: nothing was trained yet. Pass the callback to "
                 "`model.fit(..., callbacks=[...])` first."
             )
-        return course.rounds.run
+        return self._course.rounds.run
 
     @property
     def step(self) -> int:
         """How many steps of the run were made."""
-        course = self._course()
-        return 0 if course is None else course.step
+        return 0 if self._course is None else self._course.step
 
     def ensemble(self) -> CheckpointEnsemble:
         """The members so far, as an ensemble around the trained model."""
@@ -199,36 +196,41 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         self._check_task(task)
         fit = Fit(self._name, task, self.params, reporter, self.validation_data)
         # Not before here: a `fit` that is refused leaves the last one's result.
-        self._fit = fit
+        self._fit, self._course = fit, None
         if self.resume and self.directory and holds_run(self.directory):
-            course = self._beginning().resume(fit, self.directory)
-            if course is not None:
-                fit.follow(course)
+            self._course = self._beginning().resume(fit, self.directory)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
-        fit = self._running_fit()
-        fit.restore_initial_epoch()
-        if fit.course is None:
-            fit.follow(self._beginning().start(fit, first_epoch=epoch))
-        elif fit.is_in_epoch:
+        if self._fit is None:
+            return
+        self._fit.restore_initial_epoch()
+        if self._course is None:
+            self._course = self._beginning().start(self._fit, epoch)
+        elif self._fit.is_in_epoch:
             # State of the epoch before, and not at its end: callbacks after
             # this one still change things there, such as the learning rate.
-            fit.course.save_state(epoch - 1)
-        fit.begin_epoch(epoch)
+            self._course.save_state(epoch - 1)
+        self._fit.begin_epoch(self._course, epoch)
 
     def on_train_batch_begin(
         self, batch: int, logs: Logs | None = None
     ) -> None:
-        self._running_fit().begin_step()
+        if self._fit and self._course:
+            self._fit.begin_step(self._course)
 
     def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
-        self._running_fit().end_step()
+        if self._fit and self._course:
+            self._fit.end_step(self._course)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
-        self._running_fit().end_epoch({} if logs is None else logs)
+        if self._fit and self._course:
+            self._fit.end_epoch(self._course, {} if logs is None else logs)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
-        self._running_fit().end()
+        if self._fit:
+            self._fit.end()
+        if self._course:  # or there was no epoch to train
+            self._course.finish()
 
     # What the constructor checks, and what the hooks need.
 
@@ -291,14 +293,6 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
                 + EXPLICIT_FORM
             )
         return self._weights
-
-    def _course(self) -> Course | None:
-        return None if self._fit is None else self._fit.course
-
-    def _running_fit(self) -> Fit:
-        if self._fit is None:
-            raise ValueError(f"{self._name}: `fit` has not begun.")
-        return self._fit
 
 
 def _check_backend(owner: str) -> None:

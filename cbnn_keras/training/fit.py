@@ -1,16 +1,117 @@
-"""One `fit`: what Keras' hooks come to, between its beginning and its end."""
+"""One `fit`, and the run that it makes: where it is, what is still to come."""
 
+import sys
+from collections.abc import Mapping
 from typing import Any
-
-import keras
 
 from cbnn_keras.models import replicas
 from cbnn_keras.models.classifier import averages_loss
 from cbnn_keras.support.console import Reporter
-from cbnn_keras.training.course import Course
 from cbnn_keras.training.guards import GateKeeper, LookupGuard
+from cbnn_keras.training.plan import Plan
+from cbnn_keras.training.rounds import Rounds
 from cbnn_keras.training.running_accuracy import RunningAccuracy
-from cbnn_keras.training.task import Task
+from cbnn_keras.training.task import Task, bare_optimizer
+
+
+class Course:
+    """The plan of a run, its rounds so far, and the steps to come.
+
+    Args:
+        plan: What the method is going to do.
+        task: What is trained on what.
+        rounds: The rounds of the run, from where it is.
+        reporter: What people are told by.
+        step: How many steps were made.
+        is_done: Whether the final model is there already.
+
+    Attributes:
+        step: How many steps of the run were made.
+        epoch: The epoch that training is in, from 0.
+        pending: The steps with a checkpoint that are still to come.
+        next_update: The step after which sample weights may change again.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        task: Task,
+        rounds: Rounds,
+        reporter: Reporter,
+        *,
+        step: int = 0,
+        is_done: bool = False,
+    ) -> None:
+        self.plan = plan
+        self.task = task
+        self.rounds = rounds
+        self.reporter = reporter
+        self.step = step
+        self.epoch = 0
+        self.is_done = is_done
+        self.pending = [s for s in plan.steps if s > step]
+        self.next_update = self.pending[0] if self.pending else sys.maxsize
+
+    @property
+    def num_rounds(self) -> int:
+        """How many rounds there were."""
+        return len(self.rounds.run.rounds)
+
+    def set_learning_rate(self) -> None:
+        """Sets the rate of the step to come, if the method has one for it."""
+        if self.plan.learning_rate is None:
+            return
+        rate = self.plan.learning_rate(self.step + 1)
+        if rate is not None:
+            bare_optimizer(self.task.model).learning_rate = rate
+
+    def advance(self, step: int) -> bool:
+        """Goes on to a step, and takes a checkpoint if it is time for one.
+
+        Returns:
+            Whether it was.
+        """
+        self.step = step
+        self.plan.actions.after_step(self)
+        if step < self.next_update:
+            return False
+        self.pending = [s for s in self.pending if s > step]
+        self.next_update = self.pending[0] if self.pending else sys.maxsize
+        if self.pending:
+            self.rounds.add(step, self.epoch, is_final=False)
+        else:
+            self.end()
+        return True
+
+    def add_checkpoint(self) -> None:
+        """Takes a checkpoint now, whatever the plan says."""
+        self.rounds.add(self.step, self.epoch, is_final=False)
+
+    def end_epoch(self, logs: Mapping[str, Any]) -> None:
+        """Lets the method act on what `fit` has logged."""
+        if not self.is_done:
+            self.plan.actions.after_epoch(self, logs)
+
+    def save_state(self, epoch: int) -> None:
+        """Keeps what training would be resumed from after that epoch."""
+        self.rounds.save_state(self.step, epoch, self.plan.actions.state())
+
+    def end(self) -> None:
+        """Takes the model as it is now for the final one."""
+        if self.is_done:
+            return
+        self.is_done = True
+        self.pending, self.next_update = [], sys.maxsize
+        self.plan.actions.before_final(self)
+        if self.rounds.last_step == self.step and self.rounds.run.members:
+            self.rounds.make_last_final()  # taken at this very step
+        else:
+            self.rounds.add(self.step, self.epoch, is_final=True)
+
+    def finish(self) -> None:
+        """Ends the run, complete."""
+        self.end()
+        self.rounds.run.finish()
 
 
 class Fit:
@@ -24,7 +125,6 @@ class Fit:
         validation_data: To log the accuracy of the ensemble so far, or None.
 
     Attributes:
-        course: The run that is made, once it has begun.
         accuracy: Grows with the members, or None.
     """
 
@@ -48,62 +148,49 @@ class Fit:
             )
         )
         self.initial_epoch: int = task.model._initial_epoch
-        self.course: Course | None = None
         weights = task.weights
         is_distributed = replicas.is_distributed(task.model)
         _divide_batches(owner, task, is_distributed)
         self._lookups = LookupGuard(
             weights, allows_early=is_distributed or weights.samples is None
         )
-        self._gate = GateKeeper(
-            weights,
-            is_needed=is_distributed
+        # Where passes and epochs are not the same, nothing can be held.
+        is_gated = (
+            is_distributed
             and weights.num_batches is not None
-            and weights.num_batches == params["steps"],
+            and weights.num_batches == params["steps"]
         )
-        self._step_before_fit = 0
-        self._step_before_epoch = 0
+        self._gate = GateKeeper(weights) if is_gated else None
+        self._step_before_epoch = 0  # of the run
+        self._num_steps = 0  # of this fit
+        self._num_steps_before_epoch = 0
         self._num_executions = 0
-
-    @property
-    def model(self) -> keras.Model:
-        return self.task.model
 
     @property
     def is_in_epoch(self) -> bool:
         """Whether steps were made since the last epoch began."""
         return self._num_executions > 0
 
-    @property
-    def running(self) -> Course:
-        """The run that is made; an error before it has begun."""
-        if self.course is None:
-            raise ValueError(f"{self._owner}: no epoch has begun.")
-        return self.course
-
-    def follow(self, course: Course) -> None:
-        """Makes this run, from where it is."""
-        self.course = course
-        self._step_before_fit = course.step
-
-    def begin_epoch(self, epoch: int) -> None:
-        course = self.running
+    def begin_epoch(self, course: Course, epoch: int) -> None:
         course.epoch = epoch
         self._step_before_epoch = course.step
+        self._num_steps_before_epoch = self._num_steps
         self._num_executions = 0
         self._lookups.epoch_begins()
         self.task.weights.set_epoch(epoch)
 
-    def begin_step(self) -> None:
-        if not self._num_executions:
-            self._gate.epoch_begins(self._num_batches_to_update())
-        self._gate.step_begins()
-        self.running.set_learning_rate()
+    def begin_step(self, course: Course) -> None:
+        if self._gate is not None:
+            self._gate.step_begins(
+                course.next_update - self._step_before_epoch,
+                is_first=not self._num_executions,
+            )
+        course.set_learning_rate()
 
-    def end_step(self) -> None:
-        if self.running.is_done:
+    def end_step(self, course: Course) -> None:
+        if course.is_done:
             raise ValueError(
-                f"{self._owner}(total_steps={self.running.plan.steps[-1]}): "
+                f"{self._owner}(total_steps={course.plan.steps[-1]}): "
                 "`fit` goes on after so many steps, so the final model would "
                 "not be in the ensemble. Give the number of steps of all "
                 "epochs together."
@@ -111,21 +198,23 @@ class Fit:
         # Counted here: with `steps_per_execution` Keras calls once for several
         # batches, and its versions differ in which of them they name.
         self._num_executions += 1
-        num_batches = self._num_executions * self.model.steps_per_execution
+        num_batches = self._num_executions * self.task.model.steps_per_execution
         if self.params.get("steps"):
             num_batches = min(num_batches, self.params["steps"])
-        step = self._step_before_epoch + num_batches
-        self._lookups.step_ends(step - self._step_before_fit, num_batches)
-        self._gate.step_ends()
-        if self.running.advance(step):
-            self._gate.hold_after(self._num_batches_to_update())
+        self._num_steps = self._num_steps_before_epoch + num_batches
+        self._lookups.check(self._num_steps, num_batches)
+        if self._gate is not None:
+            self._gate.step_ends()
+        is_update = course.advance(self._step_before_epoch + num_batches)
+        if is_update and self._gate is not None:
+            self._gate.hold_after(course.next_update - self._step_before_epoch)
 
-    def end_epoch(self, logs: dict[str, Any]) -> None:
-        course = self.running
-        self._gate.epoch_ends()
-        self._lookups.check(course.step - self._step_before_fit)
-        replicas.average_statistics(self.model)
-        if self.model.stop_training:
+    def end_epoch(self, course: Course, logs: dict[str, Any]) -> None:
+        if self._gate is not None:
+            self._gate.epoch_ends()
+        self._lookups.check(self._num_steps)
+        replicas.average_statistics(self.task.model)
+        if self.task.model.stop_training:
             course.end()
         course.end_epoch(logs)
         logs.update(course.rounds.logs(course.step))
@@ -134,16 +223,10 @@ class Fit:
         """Leaves model and pipeline as they were before `fit`."""
         self.restore_initial_epoch()
         self.task.weights.set_replicas(0, is_averaged=True)
-        if self.course is not None:  # or there was no epoch to train
-            self.course.finish()
 
     def restore_initial_epoch(self) -> None:
         """Undoes what resuming told Keras, once Keras knows it."""
-        self.model._initial_epoch = self.initial_epoch
-
-    def _num_batches_to_update(self) -> int:
-        """The batches of this epoch, from its start up to the next update."""
-        return self.running.next_update - self._step_before_epoch
+        self.task.model._initial_epoch = self.initial_epoch
 
 
 def _divide_batches(owner: str, task: Task, is_distributed: bool) -> None:

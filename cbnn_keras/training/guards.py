@@ -27,61 +27,58 @@ class LookupGuard:
     def epoch_begins(self) -> None:
         self._before_epoch = self._weights.num_lookups
 
-    def step_ends(self, num_steps: int, num_batches: int) -> None:
-        """Checks the first batches of a `fit`.
+    def check(self, num_steps: int, num_batches: int | None = None) -> None:
+        """Raises a `ValueError` if lookups and steps do not go together.
 
         Args:
             num_steps: How many steps the `fit` has made.
-            num_batches: How many of them are of this epoch.
+            num_batches: How many of them are of this epoch, while it lasts.
+                Then only the first ones of a `fit` are checked.
         """
-        if self._num_checked == _NUM_CHECKED:
-            return
-        self._num_checked += 1
-        self.check(num_steps)
-        num_new = self._weights.num_lookups - self._before_epoch
-        if num_new > num_batches and not self._allows_early:
-            raise ValueError(_LOOKS_AHEAD + EXPLICIT_FORM)
-
-    def check(self, num_steps: int) -> None:
-        """Raises a `ValueError` if a batch has not looked its weights up."""
-        if self._weights.num_lookups - self._before_fit < num_steps:
+        if num_batches is not None:
+            if self._num_checked == _NUM_CHECKED:
+                return
+            self._num_checked += 1
+        num_lookups = self._weights.num_lookups
+        if num_lookups - self._before_fit < num_steps:
             message = _NOT_OUR_BATCH if num_steps == 1 else _FROZEN_WEIGHTS
             raise ValueError(message + EXPLICIT_FORM)
+        num_new = num_lookups - self._before_epoch
+        if not self._allows_early and num_new > (num_batches or num_new):
+            raise ValueError(_LOOKS_AHEAD + EXPLICIT_FORM)
 
 
 class GateKeeper:
-    """Holds batches back in front of the next update, where that is needed.
+    """Holds batches back in front of the next update, on several devices.
 
     Args:
         weights: The weights whose gate is kept.
-        is_needed: Whether batches would look their weights up too early, and
-            passes are epochs: or else nothing can be held.
     """
 
-    def __init__(self, weights: SampleWeights, *, is_needed: bool) -> None:
+    def __init__(self, weights: SampleWeights) -> None:
         self._gate = weights.gate
-        self._is_holding = is_needed
+        self._is_holding = True
 
-    def epoch_begins(self, num_batches: int) -> None:
-        """Announces a pass that may go on for so many batches.
+    def step_begins(self, num_batches: int, *, is_first: bool) -> None:
+        """Lets the batches of a step through.
 
-        To be called with the first step of an epoch and no sooner: another
-        callback may read the pipeline before.
+        Args:
+            num_batches: How many of the epoch there are up to the next update.
+            is_first: Whether this is the first step of an epoch. Its pass is
+                announced here and no sooner: another callback may read the
+                pipeline before.
         """
-        if self._is_holding:
-            self._gate.announce(num_batches)
-
-    def step_begins(self) -> None:
-        if self._is_holding:
-            self._gate.step_begins()
-
-    def step_ends(self) -> None:
         if not self._is_holding:
             return
-        self._gate.step_ends()
-        if self._gate.has_given_up:
+        if is_first:
+            self._gate.announce(num_batches)
+        self._gate.step_begins()
+
+    def step_ends(self) -> None:
+        if self._is_holding and self._gate.has_given_up:
             self._is_holding = False
             warnings.warn(_GATE_GAVE_UP, stacklevel=2)
+        self._gate.step_ends()
 
     def hold_after(self, num_batches: int) -> None:
         """Lets the pass go on, up to so many of its batches."""

@@ -1,7 +1,7 @@
 """Round after round: score, vote, reweight, keep, tell.
 
 `Rounds` does a round of boosting on a task whenever it is told to. When that
-is, is up to `course.Course`.
+is, is up to `fit.Course`.
 """
 
 import dataclasses
@@ -47,6 +47,7 @@ class Rounds:
         self._log_prefix = log_prefix
         self._scorer = Scorer(task.model, task.classifier)
         self._said: set[str] = set()
+        self._has_bound = run.has_bound
         self._title = run.header.method.upper()
         self._booster = run.replay()
         task.weights.assign(self._booster.distribution)
@@ -64,19 +65,19 @@ class Rounds:
     def last_step(self) -> int:
         return self.run.rounds[-1].step if self.run.rounds else 0
 
-    def may_continue(self) -> bool:
-        """The paper's stop rule; says so, once, when it says no."""
-        if self._booster.may_continue():
-            return True
-        self._say_once(
-            "the votes and the one expected of the final model have reached "
-            "1/deviation_rate: no more checkpoints before the final model "
-            "(the paper's stop rule)."
-        )
-        return False
-
     def add(self, step: int, epoch: int, *, is_final: bool) -> None:
-        """Makes the model as it is now a checkpoint."""
+        """Makes the model as it is now a checkpoint.
+
+        Unless the paper's stop rule says that there is to be none before the
+        final one; that is said once.
+        """
+        if not is_final and not self._booster.may_continue():
+            self._say_once(
+                "the votes and the one expected of the final model have "
+                "reached 1/deviation_rate: no more checkpoints before the "
+                "final model (the paper's stop rule)."
+            )
+            return
         model, weights = self._task.model, self._task.weights
         replicas.average_statistics(model)
         # Outputs alone do not tell: a ReLU can turn NaN into 0.
@@ -169,7 +170,7 @@ class Rounds:
                 f"{error}, vote {record.vote:.3f}, "
                 f"{num} member{'s' if num > 1 else ''}"
             )
-            if self.run.has_bound:
+            if self._has_bound:
                 text += f", bound {record.bound:.4f}"
         else:
             text = f"{error} is no better than chance: not a member"
@@ -182,7 +183,7 @@ class Rounds:
             record.error, self._task.classifier.num_classes
         ):
             self._warn_of_chance(record)
-        if self.run.has_bound and not record.within_budget:
+        if self._has_bound and not record.within_budget:
             self._say_once(
                 "the votes now sum to more than 1/deviation_rate, so the bound "
                 "on the exponential loss no longer holds (theorem 1). This is "

@@ -10,7 +10,6 @@ import tensorflow as tf
 from cbnn_keras.data.indexed import (
     ArraySamples,
     DatasetSamples,
-    check_augment,
     untracked,
 )
 
@@ -399,45 +398,6 @@ def test_augment_of_a_structure():
     ):
         np.testing.assert_array_equal(found["a"], 2 * index)
         np.testing.assert_array_equal(found["b"], index)
-
-
-class AsObject:
-    def __call__(self, x, seed):
-        return x
-
-
-@pytest.mark.parametrize(
-    "augment",
-    [
-        None,
-        lambda x, seed: x,
-        lambda *args: args[0],
-        lambda x, seed, strength=2: x,
-        AsObject(),
-        tf.image.stateless_random_flip_left_right,
-        dict.get,  # a built-in
-    ],
-)
-def test_accepted_augment_functions(augment):
-    check_augment(augment)
-
-
-@pytest.mark.parametrize(
-    "augment",
-    [
-        lambda x: x,
-        lambda: 0,
-        lambda x, seed, strength: x,
-        lambda x, *, seed: x,
-        "flip",
-        3,
-    ],
-)
-def test_refused_augment_functions(augment):
-    with pytest.raises(
-        ValueError, match=r"must be a function `augment\(x, seed\)`.*shape"
-    ):
-        check_augment(augment)
 
 
 # What is refused.

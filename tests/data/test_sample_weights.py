@@ -461,6 +461,42 @@ def test_a_callback_that_trained_releases_its_pipeline_too():
 # Bad arguments of `weighted`.
 
 
+class AsObject:
+    def __call__(self, x, seed):
+        return x
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        lambda x, seed: x,
+        lambda *args: args[0],
+        lambda x, seed, strength=2: x,
+        AsObject(),
+    ],
+)
+def test_accepted_augment_functions(augment):
+    next(iter(pipeline(augment=augment)))
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        lambda x: x,
+        lambda: 0,
+        lambda x, seed, strength: x,
+        lambda x, *, seed: x,
+        "flip",
+        3,
+    ],
+)
+def test_refused_augment_functions(augment):
+    with pytest.raises(
+        ValueError, match=r"must be a function `augment\(x, seed\)`.*shape"
+    ):
+        pipeline(augment=augment)
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [

@@ -21,7 +21,7 @@ from helpers import (
 from sklearn.metrics import accuracy_score, log_loss
 
 from cbnn_keras import CheckpointEnsemble
-from cbnn_keras.ensemble.voting import check_voting
+from cbnn_keras.ensemble.voting import checked_priors
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.run import MemoryRun
@@ -305,13 +305,15 @@ def test_the_classifier_is_that_of_the_run(ensemble):
 
 
 def test_voting_is_checked():
-    assert check_voting("soft") is None and check_voting("hard") is None
+    classifier = Classifier(3, False, False)
+    assert checked_priors("hard", None, classifier) is None
+    np.testing.assert_allclose(
+        checked_priors("soft", [1, 1, 2], classifier), [0.25, 0.25, 0.5]
+    )
     for voting in ("Soft", "", None):
-        with pytest.raises(
-            ValueError,
-            match=f"^voting must be 'soft' or 'hard', not {voting!r}.$",
-        ):
-            check_voting(voting)
+        text = f"^voting must be 'soft' or 'hard', not {voting!r}.$"
+        with pytest.raises(ValueError, match=text):
+            checked_priors(voting, None, classifier)
 
 
 def test_run_without_members_gives_no_ensemble():

@@ -167,6 +167,25 @@ def test_manifest_has_no_value_that_is_not_json(pristine):
     json.loads(text, parse_constant=refuse)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_not_a_number_is_not_written(tmp_path, value):
+    run = new_run(tmp_path / "run")
+    before = (tmp_path / "run/manifest.json").read_bytes()
+    with pytest.raises(ValueError, match="[Oo]ut of range float"):
+        run.add_round(round_at(4, vote=value), RIGHT, None)
+    assert (tmp_path / "run/manifest.json").read_bytes() == before
+
+
+def test_floats_survive_the_manifest_bit_for_bit(tmp_path):
+    run = new_run(tmp_path / "run")
+    floats = [0.1 + 0.2, 1 / 3, 5e-324, 1.7976931348623157e308]
+    for step, value in enumerate(floats, start=1):
+        run.add_round(round_at(step, vote=value), RIGHT, None)
+    opened = RunDirectory.open(tmp_path / "run")
+    assert opened.rounds == run.rounds
+    assert [record.vote for record in opened.rounds] == floats
+
+
 def test_same_training_gives_the_same_bytes(pristine, tmp_path):
     """No time, no path, no name of the machine."""
     train(tmp_path / "elsewhere")
@@ -636,7 +655,7 @@ def test_kill_before_the_first_manifest_leaves_the_directory_free(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "replace_json", kill)
+        patch.setattr(files, "replace_text", kill)
         with pytest.raises(KeyboardInterrupt):
             new_run(tmp_path / "run")
     check_available(tmp_path / "run")
