@@ -2,7 +2,7 @@
 
 Numbers are arrays from arrays: `diversity`, `performance`, `class_weights`,
 `calibration`, `loss_plane` and `samples`. `plots` draws them, each on an `ax`
-that it is given. `write_report`, the same as `cbnn report`, puts all of it on a
+that it is given. `write_report`, the same as `cbnn report`, puts them on one
 page.
 """
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbnn_keras import metrics
+from cbnn_keras.support import arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +43,11 @@ def calibration(
     """Judges the probability that the predicted class is given.
 
     Args:
-        probabilities: See above.
-        labels: Likewise.
-        num_bins: Of one width, from 0 to 1, each with its upper end. Defaults
-            to 15.
+        probabilities: Shape `(num_samples, num_classes)`, or one column if
+            binary.
+        labels: Class indices, shape `(num_samples,)`.
+        num_bins: Number of bins of one width, from 0 to 1, each with its upper
+            end. Defaults to 15.
 
     Example:
 
@@ -54,8 +56,7 @@ def calibration(
     >>> round(found.expected_error, 4), round(found.brier, 4)
     (0.0667, 0.56)
     """
-    if num_bins < 1:
-        raise ValueError(f"calibration(num_bins={num_bins}): at least 1.")
+    num_bins = arguments.integer("calibration", "num_bins", num_bins)
     rows = metrics.class_columns(probabilities)
     confidence = rows.max(axis=1)
     is_right = metrics.predicted_classes(rows) == labels
@@ -108,8 +109,9 @@ def scale(probabilities: np.ndarray, temperature: float) -> NDArray[np.float64]:
     >>> scale(np.array([[0.8, 0.2]]), temperature=2)
     array([[0.66666667, 0.33333333]])
     """
-    if not temperature > 0:
-        raise ValueError(f"scale(temperature={temperature}): above 0.")
+    arguments.number(
+        "scale", "temperature", temperature, above=0, allowed="above 0"
+    )
     scaled = _softmax(_logs(probabilities) / temperature)
     return scaled[:, 1:] if probabilities.shape[-1] == 1 else scaled
 
@@ -124,16 +126,17 @@ def scale_by_halves(
     must not be judged on the labels that it was fitted to.
 
     Args:
-        probabilities: See above.
-        labels: Likewise.
-        seed: Of the halves.
+        probabilities: Shape `(num_samples, num_classes)`, or one column if
+            binary.
+        labels: Class indices, shape `(num_samples,)`.
+        seed: What the choice of the halves derives from.
 
     Returns:
         The scaled probabilities, and the two temperatures.
     """
     if len(labels) < 2:
         raise ValueError(
-            "scale_by_halves: two samples at least, one for each half."
+            "scale_by_halves needs two samples at least, one for each half."
         )
     order = np.random.default_rng(seed).permutation(len(labels))
     halves = np.array_split(order, 2)

@@ -24,12 +24,12 @@ class ClassWeights:
 
     @property
     def minority_mean(self) -> float:
-        """Over the minority classes, each counting once; NaN without any."""
+        """The mean over the minority classes, each counting once, or NaN."""
         return self._mean_of(self.is_minority)
 
     @property
     def majority_mean(self) -> float:
-        """Over the other classes that have samples."""
+        """The mean over the other classes that have samples."""
         return self._mean_of(~self.is_minority)
 
     def _mean_of(self, chosen: NDArray[np.bool_]) -> float:
@@ -56,8 +56,8 @@ def weights_by_class(
     """
     if weights.shape != labels.shape:
         raise ValueError(
-            f"weights_by_class: weights of shape {weights.shape} for labels of "
-            f"shape {labels.shape}. Give the training labels, in order, as "
+            f"weights_by_class has weights of shape {weights.shape} for labels "
+            f"of shape {labels.shape}. Give the training labels, in order, as "
             "class indices."
         )
     count = np.bincount(labels, minlength=num_classes)

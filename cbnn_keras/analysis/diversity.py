@@ -37,12 +37,12 @@ def pairwise_correlation(probabilities: ArrayLike) -> NDArray[np.float64]:
     return correlation
 
 
-def pairwise_disagreement(decisions: ArrayLike) -> NDArray[np.float64]:
-    """Share of the samples that any two members decide differently on.
+def pairwise_disagreement(classes: ArrayLike) -> NDArray[np.float64]:
+    """Share of the samples on which any two members differ.
 
     Args:
-        decisions: Shape `(num_members, num_samples)`: predicted classes, or
-            whether they are right.
+        classes: Predicted classes, or whether they are right, shape
+            `(num_members, num_samples)`.
 
     Returns:
         Shape `(num_members, num_members)`, symmetric, 0 on the diagonal.
@@ -54,17 +54,17 @@ def pairwise_disagreement(decisions: ArrayLike) -> NDArray[np.float64]:
            [0.25, 0.  , 0.25],
            [0.5 , 0.25, 0.  ]])
     """
-    rows = np.asarray(decisions)
+    rows = np.asarray(classes)
     if rows.ndim != 2 or not rows.size:
         raise ValueError(
-            "pairwise_disagreement: decisions of shape (num_members, "
+            "pairwise_disagreement takes classes of shape (num_members, "
             f"num_samples), not {rows.shape}."
         )
     return np.array([(row != rows).mean(axis=1) for row in rows])
 
 
 def mean_of_pairs(matrix: NDArray[np.float64]) -> float:
-    """The mean over all pairs of two different members; NaN for one member."""
+    """The mean over all pairs of different members; NaN for one member."""
     above = matrix[np.triu_indices(len(matrix), 1)]
     return float(above.mean()) if above.size else float("nan")
 
@@ -73,7 +73,7 @@ def _members(probabilities: ArrayLike, name: str) -> NDArray[np.float64]:
     values = np.asarray(probabilities, dtype=np.float64)
     if values.ndim != 3 or not values.size:
         raise ValueError(
-            f"{name}: probabilities of shape (num_members, num_samples, "
+            f"{name} takes probabilities of shape (num_members, num_samples, "
             f"num_classes), not {values.shape}."
         )
     return values.reshape(len(values), -1)

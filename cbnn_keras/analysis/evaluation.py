@@ -17,7 +17,7 @@ class Labelled:
     """Data that a run is judged by.
 
     Attributes:
-        name: For people, such as that of a file.
+        name: What people call them, such as the name of a file.
         x: Inputs of the model.
         y: Labels, in any of the formats of training.
     """
@@ -32,12 +32,12 @@ class Model:
     """How good one predictor is.
 
     Attributes:
-        name: For people.
-        error: Share of the samples, between 0 and 1.
+        name: What people call it.
+        error: Share of the samples that it is wrong about.
         before: Calibration of its probabilities.
-        after: That after temperature scaling, each half of the samples with
-            the temperature of the other half.
-        temperature: The mean of the two.
+        after: Calibration after temperature scaling, each half of the samples
+            with the temperature of the other half.
+        temperature: The mean of the two temperatures.
     """
 
     name: str
@@ -57,9 +57,9 @@ class Evaluation:
         is_certain: Whether there is no doubt about that.
         last: What the last member is: the final model, if training is over.
         labels: Class indices, shape `(num_samples,)`.
-        probabilities: Shape `(num_members, num_samples, num_classes)`, or one
-            column if binary.
-        votes: Shape `(num_members,)`.
+        probabilities: What each member predicts, shape `(num_members,
+            num_samples, num_classes)`, or one column if binary.
+        votes: The members' votes, shape `(num_members,)`.
     """
 
     data: Labelled
@@ -86,14 +86,14 @@ class Evaluation:
 
     @functools.cached_property
     def gained_and_lost(self) -> tuple[int, int]:
-        """Samples that only the ensemble, and only the last member, gets."""
-        by_ensemble, by_final = (
+        """Number of samples that only the ensemble, and only the last, gets."""
+        by_ensemble, by_last = (
             metrics.predicted_classes(p) == self.labels
             for p in (self.ensemble_probabilities, self.probabilities[-1])
         )
         return (
-            int((by_ensemble & ~by_final).sum()),
-            int((by_final & ~by_ensemble).sum()),
+            int((by_ensemble & ~by_last).sum()),
+            int((by_last & ~by_ensemble).sum()),
         )
 
     @functools.cached_property

@@ -1,4 +1,4 @@
-"""All that there is to say about a run, as numbers."""
+"""What there is to say about a run, as numbers."""
 
 import dataclasses
 import functools
@@ -25,9 +25,9 @@ class Scrutiny:
     """Labels that were looked at, with what they are labels of.
 
     Attributes:
-        data: Those of training, if they are there.
-        is_training: Whether they are.
-        suspects: In the order of the data.
+        data: The data: those of training, if they are there.
+        is_training: Whether they are those of training.
+        suspects: How likely each label is wrong.
     """
 
     data: Labelled
@@ -37,22 +37,24 @@ class Scrutiny:
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-    """All of it for one run.
+    """What was found out about one run.
 
     Attributes:
-        name: Of the run, as short as can be among the others.
-        place: Where it is, as it was given.
+        name: The name of the run, as short as can be among the others.
+        location: The path of its directory, or its method if it is in memory.
         run: Rounds, members and settings.
-        steps: Of the members.
-        ensemble: None where there are no data to predict, as the next two.
-        evaluation: On data that were not trained on, if there are any.
-        scrutiny: Of the training data, if they are there.
+        steps: The members' steps.
+        ensemble: The members; None without data, as are the next two.
+        evaluation: How good the members are on data that were not trained on,
+            or on the training data if there are no others.
+        scrutiny: A look at the labels of the training data, or of the others
+            if those are not there.
         by_class: Average weights; None without the training data.
         notes: What people should know about the run or the data.
     """
 
     name: str
-    place: str
+    location: str
     run: Run
     steps: list[int]
     ensemble: CheckpointEnsemble | None = None
@@ -63,7 +65,7 @@ class Findings:
 
     @functools.cached_property
     def weights(self) -> NDArray[np.float64]:
-        """See `samples.final_weights`."""
+        """How much boosting has raised each weight: `final_weights`."""
         return samples.final_weights(self.run)
 
     @functools.cached_property
@@ -84,21 +86,22 @@ def examine(
     batch_size: int | None = None,
     verbose: int = 1,
 ) -> list[Findings]:
-    """Finds out all that the data allow, for each run.
+    """Finds out what the data allow, for each run.
 
     Args:
         sources: Directories of runs, or ensembles.
         data: The training data of the runs, in order and not augmented, and
             data that were not trained on. Which is which is found out by the
             labels, whose hash is in the run.
-        batch_size: As in `CheckpointEnsemble.predict`.
+        batch_size: Number of samples that are predicted at once, as in
+            `CheckpointEnsemble.predict`.
         verbose: 0 for no progress bars.
 
     Raises:
         ValueError: If labels do not fit, or if more than one of the data sets
             is not that of a run.
     """
-    names = short_names([_place(source) for source in sources])
+    names = short_names([_location(source) for source in sources])
     if not data:
         return [
             _without_data(name, source)
@@ -125,7 +128,7 @@ def examine(
             for i in range(len(data))
             if own[i] or i in unseen
         ]
-        found.append(_with_data(name, _place(source), ensemble, evaluations))
+        found.append(_with_data(name, _location(source), ensemble, evaluations))
     return found
 
 
@@ -140,7 +143,7 @@ def _without_data(name: str, source: Source) -> Findings:
             "come to its first checkpoint."
         )
     notes = tuple(_notes_of(run))
-    return Findings(name, _place(source), run, steps, notes=notes)
+    return Findings(name, _location(source), run, steps, notes=notes)
 
 
 def _notes_of(run: Run) -> Iterator[str]:
@@ -165,7 +168,7 @@ def _as_ensemble(source: Source) -> CheckpointEnsemble:
         ) from error
 
 
-def _place(source: Source) -> str:
+def _location(source: Source) -> str:
     if not isinstance(source, CheckpointEnsemble):
         return str(pathlib.Path(source).absolute())
     path = getattr(source.run, "path", None)
@@ -173,7 +176,7 @@ def _place(source: Source) -> str:
     return f"{method} run" if path is None else str(path)
 
 
-def short_names(places: Sequence[str]) -> list[str]:
+def short_names(locations: Sequence[str]) -> list[str]:
     """The last parts of paths, as many as tell them apart.
 
     Example:
@@ -183,12 +186,12 @@ def short_names(places: Sequence[str]) -> list[str]:
     >>> short_names(["runs/a", "runs/a"])
     ['runs/a (1)', 'runs/a (2)']
     """
-    parts = [pathlib.PurePath(place).parts for place in places]
+    parts = [pathlib.PurePath(location).parts for location in locations]
     for num in range(1, max(map(len, parts)) + 2):
         names = [str(pathlib.PurePath(*part[-num:])) for part in parts]
         if len(set(names)) == len(names):
             return names
-    return [f"{place} ({i})" for i, place in enumerate(places, start=1)]
+    return [f"{name} ({i})" for i, name in enumerate(locations, start=1)]
 
 
 def _check_same_classes(
@@ -212,13 +215,13 @@ def _labels(ensemble: CheckpointEnsemble, data: Labelled) -> np.ndarray:
     except ValueError as error:
         raise ValueError(f"{data.name}: {error}") from error
     if len(labels) < 2:
-        raise ValueError(f"{data.name}: two samples at least.")
+        raise ValueError(f"{data.name} must have two samples at least.")
     _check_inputs(ensemble, data)
     return labels
 
 
 def _check_inputs(ensemble: CheckpointEnsemble, data: Labelled) -> None:
-    """In place of Keras' own words about arrays that do not fit."""
+    """Refuses arrays that do not fit, before Keras does in its own words."""
     expected = {
         tensor.name: tuple(tensor.shape[1:])
         for tensor in getattr(ensemble.model, "inputs", None) or []
@@ -287,7 +290,7 @@ def _last(ensemble: CheckpointEnsemble) -> str:
 
 def _with_data(
     name: str,
-    place: str,
+    location: str,
     ensemble: CheckpointEnsemble,
     evaluations: list[Evaluation],
 ) -> Findings:
@@ -300,7 +303,7 @@ def _with_data(
     )
     notes = [_doubt(run, e) for e in on_unseen if not e.is_certain]
     found = Findings(
-        name, place, run, steps, ensemble, notes=(*_notes_of(run), *notes)
+        name, location, run, steps, ensemble, notes=(*_notes_of(run), *notes)
     )
     if not evaluations:
         return found

@@ -73,8 +73,8 @@ class Plane:
         """Coordinates of columns and rows around the three points.
 
         Args:
-            resolution: How many columns, and how many rows.
-            margin: What is added on each side, as a share of the extent.
+            resolution: Number of columns, and of rows.
+            margin: Room that is added on each side, as a share of the extent.
         """
         low, high = self.points.min(axis=0), self.points.max(axis=0)
         room = margin * (high - low)

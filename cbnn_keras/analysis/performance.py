@@ -52,7 +52,7 @@ def time_to_accuracy(
 
     Args:
         times: Increasing, in any unit: steps, epochs or seconds. Shape `(n,)`.
-        accuracies: At those times; NaN where none was measured.
+        accuracies: Accuracy at each time; NaN where none was measured.
         targets: Accuracies to reach.
 
     Example:
@@ -68,8 +68,8 @@ def time_to_accuracy(
         or not np.all(np.diff(times) >= 0)
     ):
         raise ValueError(
-            "time_to_accuracy: times in increasing order and one accuracy for "
-            f"each; received shapes {times.shape} and {accuracies.shape}."
+            "time_to_accuracy takes times in increasing order and one accuracy "
+            f"for each; received shapes {times.shape} and {accuracies.shape}."
         )
     best = np.maximum.accumulate(
         np.where(np.isnan(accuracies), -np.inf, accuracies)
@@ -81,12 +81,12 @@ def time_to_accuracy(
 def sign_test(gained: int, lost: int) -> float:
     """How likely so large a difference is if there is none (McNemar's test).
 
-    Of the samples that just one of two models gets right, half would then be
-    those of each.
+    Each of two models would then be the right one on half of the samples that
+    just one of them gets right.
 
     Args:
-        gained: Samples that only the one gets right.
-        lost: Samples that only the other gets right.
+        gained: Number of samples that only the first one gets right.
+        lost: Number of samples that only the second one gets right.
 
     Returns:
         The p-value, two-sided; exact up to 1,000 samples.
@@ -108,11 +108,11 @@ def _errors(
     probabilities: np.ndarray,
     votes: np.ndarray,
     labels: np.ndarray,
-    choices: Iterable[Iterable[int]],
+    ensembles: Iterable[Iterable[int]],
 ) -> NDArray[np.float64]:
     errors = []
-    for choice in choices:
-        chosen = list(choice)
+    for positions in ensembles:
+        chosen = list(positions)
         combined = metrics.weighted_mean(probabilities[chosen], votes[chosen])
         errors.append(1 - metrics.accuracy(combined, labels))
     return np.array(errors)

@@ -1,6 +1,7 @@
 """Losses of a plane that took long to compute, in a file."""
 
 import contextlib
+import io
 import os
 import pathlib
 import zipfile
@@ -15,11 +16,11 @@ FORMAT = "cbnn_keras loss plane 2"
 
 
 class PlaneCache:
-    """The values so far, in a file that is never anybody else's.
+    """A file with the values so far, and with nothing of anybody else's.
 
     Args:
-        path: Of the file, or None for no file.
-        key: What the values are of.
+        path: The file, or None for no file.
+        key: A hash of all that decides on the values.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None, key: str) -> None:
@@ -32,7 +33,7 @@ class PlaneCache:
             )
 
     def read(self) -> Floats:
-        """What is there, shape `(num_done, 3)`."""
+        """The values that are there, shape `(num_done, 3)`."""
         if self._path is None or not self._path.exists():
             return np.zeros((0, 3))
         content = _arrays(self._path)
@@ -54,12 +55,9 @@ class PlaneCache:
         """Leaves the old file or the new one, whatever happens."""
         if self._path is None:
             return
-        temporary = self._path.with_name(self._path.name + ".new")
-        with temporary.open("wb") as file:
-            np.savez(file, format=FORMAT, key=self._key, values=values)
-        files.fsync(temporary)
-        os.replace(temporary, self._path)
-        files.fsync(self._path.parent)
+        content = io.BytesIO()
+        np.savez(content, format=FORMAT, key=self._key, values=values)
+        files.replace_bytes(self._path, content.getvalue())
 
 
 def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:

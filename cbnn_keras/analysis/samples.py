@@ -17,7 +17,7 @@ from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
 from cbnn_keras.metrics import SMALLEST_PROBABILITY
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.run import Run
-from cbnn_keras.support import files
+from cbnn_keras.support import arguments, files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,12 +26,13 @@ class HardestSamples:
 
     Attributes:
         index: Positions in the training data.
-        weight: See `final_weights`; the mean over all samples is 1.
-        num_mistakes: In how many rounds the checkpoint was wrong.
-        num_rounds: Of how many.
+        weight: How much boosting has raised each weight, see `final_weights`;
+            the mean over all samples is 1.
+        num_mistakes: Number of rounds in which the checkpoint was wrong.
+        num_rounds: Number of rounds there were.
         label: The class that each was given, if it is known.
-        decisions: The class that each member says, if it is known, shape
-            `(num_members, num)`.
+        member_classes: The predicted class of each member, if it is known,
+            shape `(num_members, num)`.
     """
 
     index: NDArray[np.int64]
@@ -39,45 +40,34 @@ class HardestSamples:
     num_mistakes: NDArray[np.int64]
     num_rounds: int
     label: NDArray[np.int64] | None = None
-    decisions: NDArray[np.int64] | None = None
+    member_classes: NDArray[np.int64] | None = None
 
 
 def hardest_samples(
     run: Run | CheckpointEnsemble | str | os.PathLike[str],
     num: int | None = None,
     *,
-    opinions: "Suspects | None" = None,
+    suspects: "Suspects | None" = None,
 ) -> HardestSamples:
     """The training samples with the largest weights.
 
-    Of equal weights, the one that more checkpoints were wrong about comes
-    first, then the one that a later checkpoint was wrong about, so that methods
-    that leave weights alone have a ranking too.
+    Where weights are equal, the one that more checkpoints were wrong about
+    comes first, then the one that a later checkpoint was wrong about, so that
+    methods that leave weights alone have a ranking too.
 
     Args:
         run: A run, its ensemble or its directory.
-        num: How many; all by default.
-        opinions: What `suspects` found in the training data, to have labels
-            and what the members say of them too.
-
-    Example:
-
-    >>> from cbnn_keras.runs.run import MemoryRun
-    >>> run = MemoryRun({"num_classes": 2, "num_samples": 3, "settings":
-    ...     {"deviation_rate": 1.0, "expected_error": 0.05}})
-    >>> run.add_round({"step": 1, "is_final": False}, np.array([1, 0, 1]), None)
-    >>> run.add_round({"step": 2, "is_final": True}, np.array([1, 1, 0]), None)
-    >>> hardest_samples(run)
-    HardestSamples(index=array([1, 2, 0]), weight=array([1.5 , 0.75, 0.75]),
-        num_mistakes=array([1, 1, 0]), num_rounds=2, label=None, decisions=None)
+        num: How many samples; all by default.
+        suspects: What the function `suspects` found in the training data, to
+            have labels and predicted classes too.
     """
-    if num is not None and num < 1:
-        raise ValueError(f"hardest_samples(num={num}): at least 1.")
+    if num is not None:
+        num = arguments.integer("hardest_samples", "num", num)
     found = as_run(run)
-    if opinions is not None and not found.is_trained_on(opinions.given):
+    if suspects is not None and not found.is_trained_on(suspects.given):
         raise ValueError(
-            "hardest_samples(opinions=...): those must be of the training "
-            "data, in their order, which these are not."
+            "hardest_samples(suspects=...): these must be those of the "
+            "training data, in their order, which they are not."
         )
     weights = final_weights(found)
     mistakes = np.zeros((len(found.rounds), len(weights)), dtype=bool)
@@ -92,8 +82,8 @@ def hardest_samples(
         weights[order],
         num_mistakes[order],
         len(mistakes),
-        None if opinions is None else opinions.given[order],
-        None if opinions is None else opinions.decisions[:, order],
+        None if suspects is None else suspects.given[order],
+        None if suspects is None else suspects.member_classes[:, order],
     )
 
 
@@ -101,18 +91,21 @@ def hardest_samples(
 class Suspects:
     """How likely the label of each sample is wrong.
 
+    Every array has one value per sample, in the order of the data, but for
+    `ranking` and `member_classes`.
+
     Attributes:
         ranking: Positions of all samples, the most suspicious first.
-        quality: Between 0 and 1 for each sample, in the order of the data; the
-            lower, the more suspicious.
+        quality: A score between 0 and 1; the lower, the more suspicious.
         is_suspect: Whether the ensemble takes the label for less likely than a
             guess: p(label) < 1/k.
         given: The labels, as class indices.
         predicted: The class that the ensemble predicts.
         margin: Probability of the label minus that of the next best class.
         agreement: Share of the votes for the predicted class.
-        weight: See `final_weights` if the data are those of training, else 1.
-        decisions: The class that each member predicts, shape
+        weight: How much boosting has raised the weight, see `final_weights`,
+            if the data are those of training, else 1.
+        member_classes: The predicted class of each member, shape
             `(num_members, num_samples)`.
     """
 
@@ -122,12 +115,12 @@ class Suspects:
     given: NDArray[np.int64]
     predicted: NDArray[np.int64]
     margin: NDArray[np.float64]
-    agreement: NDArray[np.float64]
+    agreement: NDArray[np.floating]
     weight: NDArray[np.float64]
-    decisions: NDArray[np.int64]
+    member_classes: NDArray[np.int64]
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Writes a row a sample, in the order of the data.
+        """Writes one row per sample, in the order of the data.
 
         The first columns are those of cleanlab's `label_issues`, so that
         `CleanLearning().fit(x, y, label_issues=pandas.read_csv(path))` trains
@@ -174,13 +167,14 @@ def suspects(
     yet, which is what makes them good witnesses.
 
     Args:
-        ensemble: Or the directory of its run. All members are best; of an
-            ensemble that was selected, only its members are asked.
+        ensemble: An ensemble, or the directory of its run. All members are
+            best; if some were selected, only they are asked.
         x: Inputs, or a `tf.data.Dataset` of batches `(x, y)`. The training data
             in their order, without augmentation, or any others, whose weights
             are then taken to be equal.
         y: Labels, in any of the formats of training.
-        batch_size: As in `CheckpointEnsemble.predict`.
+        batch_size: Number of samples that are predicted at once, as in
+            `CheckpointEnsemble.predict`.
         verbose: 0 for no progress bar.
     """
     if not isinstance(ensemble, CheckpointEnsemble):
@@ -197,63 +191,45 @@ def rank_suspects(
     labels: np.ndarray,
     weights: np.ndarray,
 ) -> Suspects:
-    """`suspects`, from probabilities.
+    """Ranks samples as `suspects` does, from probabilities.
 
     Args:
-        members: Those of each member, shape `(num_samples, num_classes)`, or
-            one column if binary.
-        votes: Shape `(num_members,)`.
+        members: Probabilities of each member, one member after the other, shape
+            `(num_samples, num_classes)`, or one column if binary. They are not
+            kept.
+        votes: The members' votes, shape `(num_members,)`.
         labels: Class indices, shape `(num_samples,)`.
-        weights: See `final_weights`.
+        weights: How much boosting has raised each weight, see `final_weights`.
     """
-    opinions = _Opinions(labels, votes)
-    for probabilities in members:
-        opinions.add(metrics.class_columns(probabilities))
-    return opinions.suspects(weights)
-
-
-class _Opinions:
-    """What members say about labels, without keeping all they say."""
-
-    def __init__(self, labels: np.ndarray, votes: np.ndarray) -> None:
-        self._labels = labels
-        self._shares = votes / votes.sum()
-        self._average: Any = 0.0
-        self._log_margin: Any = 0.0
-        self._decisions: list[np.ndarray] = []
-
-    def add(self, probabilities: np.ndarray) -> None:
-        share = self._shares[len(self._decisions)]
-        self._average = self._average + share * probabilities
-        of_label, of_next = _rivals(probabilities, self._labels)
-        self._log_margin = self._log_margin + share * _log_ratio(
-            of_label, of_next
-        )
-        self._decisions.append(metrics.predicted_classes(probabilities))
-
-    def suspects(self, weights: np.ndarray) -> Suspects:
-        of_label, of_next = _rivals(self._average, self._labels)
-        score = (_log_ratio(of_label, of_next) + self._log_margin) / 2 - np.log(
-            np.maximum(weights, SMALLEST_PROBABILITY)
-        )
-        predicted = metrics.predicted_classes(self._average)
-        decisions = np.array(self._decisions)
-        return Suspects(
-            ranking=np.argsort(score, kind="stable"),
-            quality=1 / (1 + np.exp(-score)),
-            # A guess is not below a guess, in float32 either.
-            is_suspect=of_label < (1 - 1e-6) / self._average.shape[1],
-            given=self._labels,
-            predicted=predicted,
-            margin=of_label - of_next,
-            agreement=self._shares @ (decisions == predicted),
-            weight=weights,
-            decisions=decisions,
-        )
+    average, log_margin = metrics.RunningMean(), metrics.RunningMean()
+    classes = []
+    for vote, probabilities in zip(votes, members, strict=True):
+        columns = metrics.class_columns(probabilities)
+        average.add(columns, vote)
+        log_margin.add(_log_ratio(*_rivals(columns, labels)), vote)
+        classes.append(metrics.predicted_classes(columns))
+    of_label, of_next = _rivals(average.value, labels)
+    score = (_log_ratio(of_label, of_next) + log_margin.value) / 2 - np.log(
+        np.maximum(weights, SMALLEST_PROBABILITY)
+    )
+    predicted = metrics.predicted_classes(average.value)
+    member_classes = np.array(classes)
+    return Suspects(
+        ranking=np.argsort(score, kind="stable"),
+        quality=1 / (1 + np.exp(-score)),
+        # A guess is not below a guess, in float32 either.
+        is_suspect=of_label < (1 - 1e-6) / average.value.shape[1],
+        given=labels,
+        predicted=predicted,
+        margin=of_label - of_next,
+        agreement=metrics.weighted_mean(member_classes == predicted, votes),
+        weight=weights,
+        member_classes=member_classes,
+    )
 
 
 def as_run(source: Run | CheckpointEnsemble | str | os.PathLike[str]) -> Run:
-    """The run itself, of whatever stands for it; a directory is verified."""
+    """The run that a run, an ensemble or a directory, verified, stands for."""
     if isinstance(source, CheckpointEnsemble):
         return source.run
     if isinstance(source, Run):
@@ -268,7 +244,7 @@ def final_weights(run: Run) -> NDArray[np.float64]:
 
     n * omega after all rounds, shape `(num_samples,)`; relative to the user's
     own sample weights where there are any, which say nothing of how hard a
-    sample is. Those that the user gave no weight have 1.
+    sample is. Samples that the user gave no weight have 1.
     """
     first = run.first_distribution
     is_used = first > 0

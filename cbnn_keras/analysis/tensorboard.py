@@ -2,7 +2,7 @@
 
 `TensorBoardLogger` looks at the callback that takes the checkpoints, and
 writes what it finds there. It computes nothing: errors, votes and bounds are
-those of the run, the disagreement is that of `diversity`.
+the run's, the disagreement is that of `diversity`.
 """
 
 import os
@@ -22,7 +22,7 @@ from cbnn_keras.runs.run import Run
 from cbnn_keras.support.extras import need
 from cbnn_keras.training.checkpointing import CheckpointCallback
 
-# Of files with events; other callbacks may write to the same directory.
+# How files with events end; other callbacks may write to the same directory.
 _SUFFIX = ".cbnn-keras"
 _EXTRA = "tensorboard"
 
@@ -52,9 +52,9 @@ class TensorBoardLogger(keras.callbacks.Callback):
     there are two values of that step, of which the later counts.
 
     Args:
-        callback: The one that takes the checkpoints: a `CBNNCallback`, or a
-            method of `baselines`. To be listed before the logger.
-        log_dir: Where files with events go; made if it is not there.
+        callback: The callback that takes the checkpoints: a `CBNNCallback`, or
+            a method of `baselines`. It must be listed before the logger.
+        log_dir: The directory of files with events; made if it is not there.
 
     Raises:
         ValueError: If `callback` or `log_dir` is something else, or when `fit`
@@ -81,13 +81,17 @@ class TensorBoardLogger(keras.callbacks.Callback):
             )
         if not isinstance(log_dir, (str, os.PathLike)):
             raise ValueError(
-                f"TensorBoardLogger(log_dir={log_dir!r}): a directory."
+                f"TensorBoardLogger(log_dir={log_dir!r}): log_dir must be a "
+                "directory."
             )
         need("tensorboard", _EXTRA)
         need("matplotlib", _EXTRA)
         self.callback = callback
         self.log_dir = os.fspath(log_dir)
         self._writer: Any = None
+        self._known: Scalars = {}
+        self._last: Round | None = None
+        self._num_epochs = 0
 
     # Hooks, in the order in which Keras calls them.
 
@@ -99,7 +103,7 @@ class TensorBoardLogger(keras.callbacks.Callback):
         self._known = (
             _read_scalars(self.log_dir) if self.callback.resume else {}
         )
-        self._last: Round | None = None
+        self._last = None
         self._num_epochs = 0
 
     def on_train_batch_end(
@@ -160,11 +164,9 @@ class TensorBoardLogger(keras.callbacks.Callback):
     # What is written.
 
     def _write_new_rounds(self) -> None:
-        if not self.callback.history:
-            return
         run = self.callback.run
         # After most batches there is nothing to do.
-        if run.rounds[-1] is self._last:
+        if not run.rounds or run.rounds[-1] is self._last:
             return
         num_members = 0
         for i, record in enumerate(run.rounds):
@@ -247,7 +249,7 @@ def _scalars_of(run: Run, record: Round) -> dict[str, float]:
 
 
 def _disagreement_image(run: Run, step: int) -> np.ndarray:
-    """Of the members up to that step, RGBA, shape `(height, width, 4)`."""
+    """A heat map of the members so far, RGBA, shape `(height, width, 4)`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -268,7 +270,7 @@ def _disagreement_image(run: Run, step: int) -> np.ndarray:
 
 
 def _read_scalars(log_dir: str) -> Scalars:
-    """What loggers have written there; the later of two counts."""
+    """The scalars that loggers have written; the later of two counts."""
     found: Scalars = {}
     for event in _read_events(log_dir):
         for value in event.summary.value:

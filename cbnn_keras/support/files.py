@@ -63,9 +63,14 @@ def fsync(path: pathlib.Path) -> None:
 
 
 def replace_text(path: pathlib.Path, content: str) -> None:
+    """`replace_bytes` with text in UTF-8."""
+    replace_bytes(path, content.encode())
+
+
+def replace_bytes(path: pathlib.Path, content: bytes) -> None:
     """Writes a file so that a crash leaves the old one or the new one."""
     temporary = path.with_name(path.name + ".new")
-    temporary.write_text(content, encoding="utf-8")
+    temporary.write_bytes(content)
     fsync(temporary)
     os.replace(temporary, path)
     fsync(path.parent)

@@ -20,7 +20,8 @@ def draw_rounds(rounds: Sequence[Mapping[str, Any]], ax: "Axes") -> str:
     """Vote of each round's checkpoint, its weighted error written above.
 
     Args:
-        rounds: Records of rounds with `step`, `error`, `vote`, `is_member`.
+        rounds: Records of rounds, such as `callback.history`, with `step`,
+            `error`, `vote` and `is_member`.
         ax: Axes to draw on.
 
     Returns:
@@ -170,9 +171,10 @@ def draw_class_weights(
     """Average weight of each class: figure 2(b) of the paper.
 
     Args:
-        found: Of `weights_by_class`. Classes without samples are left out.
+        found: What `weights_by_class` gives. Classes without samples are left
+            out.
         ax: Axes to draw on.
-        class_names: One for each class, written if there are 20 at most.
+        class_names: A name for each class, written if there are 20 at most.
             Defaults to None: 0, 1, ...
 
     Returns:
@@ -182,7 +184,7 @@ def draw_class_weights(
     names = palette.names_of(class_names, count, start=0)
     palette.check(
         len(names) == count,
-        f"draw_class_weights: {len(names)} class_names for {count} classes.",
+        f"draw_class_weights has {len(names)} class_names for {count} classes.",
     )
     other = "other class" if found.is_minority.any() else "class"
     groups = (
@@ -248,7 +250,7 @@ def draw_weight_histogram(
     Args:
         weights: omega, or any multiple of it, shape `(num_samples,)`.
         ax: Axes to draw on.
-        num_bins: Of one width. Defaults to 30.
+        num_bins: Number of bins, all of one width. Defaults to 30.
 
     Returns:
         The caption.
@@ -256,7 +258,7 @@ def draw_weight_histogram(
     (values,) = palette.vectors("draw_weight_histogram", weights=weights)
     palette.check(
         bool((values >= 0).all() and 0 < values.sum() < np.inf),
-        "draw_weight_histogram: finite weights of at least 0, not all of "
+        "draw_weight_histogram takes finite weights of at least 0, not all of "
         "them 0.",
     )
     values = values / values.mean()

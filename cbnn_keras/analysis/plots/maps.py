@@ -40,15 +40,15 @@ def draw_heat_map(
     if there are more.
 
     Args:
-        matrix: Of `pairwise_correlation` or `pairwise_disagreement`, shape
-            `(num_members, num_members)`.
+        matrix: What `pairwise_correlation` or `pairwise_disagreement` gives,
+            shape `(num_members, num_members)`.
         ax: Axes to draw on.
         labels: Names of the members. Defaults to None: 1, 2, ...
         kind: `"correlation"` or `"disagreement"`. Defaults to the former.
         limits: Values that get the ends of the colours, the same ones in plots
             to be compared. Defaults to None: the smallest and the largest of
             two different members.
-        title: Above the axes. Defaults to None.
+        title: What is written above the axes. Defaults to None.
 
     Returns:
         The caption.
@@ -57,12 +57,13 @@ def draw_heat_map(
     names = palette.names_of(labels, len(values))
     palette.check(
         values.ndim == 2 and values.shape == (len(names),) * 2,
-        f"draw_heat_map: a square matrix and a label for each of its rows, not "
-        f"the shape {values.shape} and {len(names)} labels.",
+        "draw_heat_map takes a square matrix and a label for each of its rows, "
+        f"not the shape {values.shape} and {len(names)} labels.",
     )
     palette.check(
         kind in _KINDS,
-        f"draw_heat_map(kind={kind!r}): one of {', '.join(map(repr, _KINDS))}.",
+        f"draw_heat_map(kind={kind!r}): kind must be one of "
+        f"{', '.join(map(repr, _KINDS))}.",
     )
     low, high = limits if limits is not None else common_limits(values)
     palette.style(ax, grid=None)
@@ -89,9 +90,9 @@ def _write_numbers(ax: "Axes", values: Floats, image: "ScalarMappable") -> None:
 
 
 def common_limits(*matrices: Floats) -> tuple[float, float]:
-    """For colours that mean the same in several heat maps.
+    """Limits for colours that mean the same in several heat maps.
 
-    The range of what is off their diagonals.
+    They are the range of what is off the diagonals.
     """
     others = np.concatenate([np.zeros(0), *map(_off_diagonal, matrices)])
     if not others.size:
@@ -128,7 +129,7 @@ def _heat_map_caption(values: Floats, names: Sequence[str], kind: str) -> str:
     pairs = values[rows, columns]
     extreme, wish = _KINDS[kind]
     if kind == "disagreement" and not pairs.any():
-        return "All members decide alike: there is nothing for an average."
+        return "All members predict the same: an average gains nothing."
     found = extreme(pairs)
     digits = _digits(values)
     return (
@@ -145,8 +146,8 @@ def draw_loss_plane(
     """The loss around p1, p2, p3 at one of their rounds: figure 1.
 
     Args:
-        plane: Of `loss_plane`.
-        panel: 0, 1 or 2: with the sample weights of which member's round.
+        plane: What `loss_plane` gives.
+        panel: Which member's round the sample weights are of: 0, 1 or 2.
         ax: Axes to draw on.
         levels: Number of colours, at equal ratios of the loss and the same in
             all panels. Defaults to 12.
@@ -158,12 +159,12 @@ def draw_loss_plane(
 
     palette.check(
         panel in range(3),
-        f"draw_loss_plane(panel={panel!r}): 0, 1 or 2.",
+        f"draw_loss_plane(panel={panel!r}): panel must be 0, 1 or 2.",
     )
     palette.check(
         plane.losses.shape == (3, len(plane.y), len(plane.x)),
-        f"draw_loss_plane: losses of shape (3, {len(plane.y)}, {len(plane.x)})"
-        f", as y and x are, not {plane.losses.shape}.",
+        f"draw_loss_plane takes losses of shape (3, {len(plane.y)}, "
+        f"{len(plane.x)}), as y and x are, not {plane.losses.shape}.",
     )
     bounds = _levels(plane.losses, levels)
     norm = BoundaryNorm(bounds, 256)

@@ -49,9 +49,9 @@ class Series:
     """How one series looks.
 
     Attributes:
-        color: Of its line and its markers.
-        marker: In the letters of matplotlib.
-        linestyle: Likewise.
+        color: The colour of its line and its markers.
+        marker: The marker, by matplotlib's letter.
+        linestyle: The line, by matplotlib's name or pattern.
     """
 
     color: str
@@ -172,7 +172,7 @@ def thinned(count: int, largest: int) -> NDArray[np.int64]:
 
     Args:
         count: Number of positions there are.
-        largest: How many there may be.
+        largest: Number of positions there may be.
 
     Example:
 
@@ -231,13 +231,14 @@ def columns(
 
 
 def vectors(owner: str, **given: ArrayLike) -> list[Floats]:
-    """As vectors of one length, which is not 0."""
+    """Vectors of one length, which is not 0, from what was given."""
     arrays = {k: np.asarray(v, dtype=np.float64) for k, v in given.items()}
     shapes = {array.shape for array in arrays.values()}
     (shape,) = shapes if len(shapes) == 1 else [()]
     check(
         len(shape) == 1 and shape[0] > 0,
-        f"{owner}: vectors of one length, with one value at least; received "
+        f"{owner} takes vectors of one length, with one value at least; "
+        "received "
         + ", ".join(f"{k} of shape {v.shape}" for k, v in arrays.items())
         + ".",
     )

@@ -30,11 +30,12 @@ def draw_errors(
 
     Args:
         steps: When the members were taken, shape `(num_members,)`.
-        member_errors: Of each by itself, the same shape.
-        stage_errors: Of the first one, the first two, ..., likewise.
+        member_errors: Error of each member by itself, shape `(num_members,)`.
+        stage_errors: Error of the first member, the first two, ..., all of
+            them, shape `(num_members,)`.
         ax: Axes to draw on.
-        title: Above the axes. Defaults to None.
-        unit: Of `steps`. Defaults to `"steps"`.
+        title: What is written above the axes. Defaults to None.
+        unit: What `steps` are counted in. Defaults to `"steps"`.
         last: What the last member is. Defaults to `"final model"`.
 
     Returns:
@@ -68,7 +69,7 @@ def _all(count: int) -> str:
 
 
 def _comparison(final: float, whole: float, last: str) -> str:
-    # Of what is written, or the sentence would seem to be wrong.
+    # The difference of what is written, or the sentence would seem wrong.
     gain = round(round(final, 2) - round(whole, 2), 2)
     if not gain:
         return "neither is better"
@@ -86,7 +87,7 @@ def draw_size_curve(
     """Error of ensembles of 1, 2, ..., all members.
 
     Args:
-        errors: Of `size_errors`, shape `(num_members,)`.
+        errors: What `size_errors` gives, shape `(num_members,)`.
         ax: Axes to draw on.
         final_error: Error of the last member, drawn as a line. Defaults to
             None: no line.
@@ -140,12 +141,13 @@ def draw_reliability(
     """Accuracy against confidence, bin by bin: on the diagonal is right.
 
     Args:
-        before: Of the probabilities as they are. Empty bins are left out.
+        before: Calibration of the probabilities as they are. Empty bins are
+            left out.
         ax: Axes to draw on.
-        after: Of the scaled ones. Defaults to None: they are not drawn.
-        temperature: What they were scaled by, one or several, for the caption
-            (the mean). Defaults to
-            None: not known.
+        after: Calibration of the scaled probabilities. Defaults to None: it is
+            not drawn.
+        temperature: What they were scaled by, for the caption; the mean of
+            several. Defaults to None: not known.
 
     Returns:
         The caption.
@@ -211,19 +213,19 @@ def draw_time_to_accuracy(
     """The best accuracy so far of one method or several.
 
     Args:
-        curves: For each name times, in increasing order, and accuracies.
+        curves: Times, in increasing order, and accuracies, by name.
         ax: Axes to draw on.
-        unit: Of the times. Defaults to `"epochs"`.
+        unit: What times are counted in. Defaults to `"epochs"`.
         targets: Accuracies to mark by lines. Defaults to None: none.
 
     Returns:
         The caption.
     """
-    palette.check(bool(curves), "draw_time_to_accuracy: at least one curve.")
+    palette.check(bool(curves), "draw_time_to_accuracy needs a curve at least.")
     palette.style(ax)
     bests = {}
     for number, (name, (times, accuracies)) in enumerate(curves.items()):
-        owner = f"draw_time_to_accuracy, {name}"
+        owner = f"draw_time_to_accuracy of {name!r}"
         x, y = palette.vectors(owner, times=times, accuracies=accuracies)
         bests[name] = x, np.maximum.accumulate(y)
         options = palette.SERIES[number % len(palette.SERIES)].options

@@ -25,7 +25,7 @@ from cbnn_keras.support import files
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.support.extras import need
 
-# Of the loss plane: minutes, not hours.
+# The grid and the samples of the loss plane: minutes, not hours.
 _RESOLUTION, _NUM_SAMPLES = 15, 2000
 
 
@@ -51,12 +51,13 @@ def write_report(
             that were not trained on, one set at most, for everything else.
             Which is which is found out.
         class_names: Names of the classes, to show instead of numbers.
-        suspects: Where to write the suspicious labels as CSV, see
+        suspects: The file to write the suspicious labels to as CSV, see
             `samples.Suspects.to_csv`; for one run.
         with_loss_plane: Whether to add the loss around three members, which
             takes minutes and needs the training data. It is kept beside the
             page and not computed again.
-        batch_size: As in `CheckpointEnsemble.predict`.
+        batch_size: Number of samples that are predicted at once, as in
+            `CheckpointEnsemble.predict`.
         verbose: 0 for no progress bars.
 
     Returns:
@@ -65,37 +66,18 @@ def write_report(
     Raises:
         ValueError: If an argument does not fit the others or the runs.
     """
-    for extra in ("matplotlib", "jinja2"):
-        need(extra, "report")
-    if isinstance(sources, (str, os.PathLike, CheckpointEnsemble)):
-        sources = [sources]
-    if isinstance(data, Labelled):
-        data = [data]
-    if not all(isinstance(one, Labelled) for one in data):
-        raise ValueError(
-            "write_report(data=...): give each data set as Labelled(name, x, "
-            "y)."
-        )
-    if not sources:
-        raise ValueError("write_report: give one run at least.")
-    if suspects is not None and (len(sources) > 1 or not data):
-        raise ValueError(
-            "Suspicious labels are those of one run and of data with labels: "
-            "give one run, and its data."
-        )
-    # All of it before minutes of predictions.
-    target = _checked_target(output, sources)
-    table = None if suspects is None else _checked_target(suspects, sources)
-    if table == target:
-        raise ValueError(f"{output} cannot be the page and the table at once.")
-    _check_names(sources[0], class_names)
-    found = examine(sources, data, batch_size=batch_size, verbose=verbose)
+    # What can be refused is refused before minutes of predictions.
+    for package in ("matplotlib", "jinja2"):
+        need(package, "report")
+    runs, sets = _as_lists(sources, data)
+    target, table = _checked_targets(output, suspects, runs, sets)
+    _check_names(runs[0], class_names)
+    found = examine(runs, sets, batch_size=batch_size, verbose=verbose)
     planes = [
         _plane(f, target, verbose) if with_loss_plane else None for f in found
     ]
-    files.replace_text(
-        target, render(found, class_names=class_names, planes=planes)
-    )
+    html = render(found, class_names=class_names, planes=planes)
+    files.replace_text(target, html)
     if table is not None and found[0].scrutiny is not None:
         found[0].scrutiny.suspects.to_csv(table)
     return found
@@ -107,7 +89,14 @@ def render(
     class_names: Sequence[str] | None = None,
     planes: Sequence[LossPlane | str | None] = (),
 ) -> str:
-    """The page as a string."""
+    """The page as a string.
+
+    Args:
+        found: What was found out about each run.
+        class_names: Names of the classes, to show instead of numbers.
+        planes: The loss plane of each run, or why there is none; see
+            `make_sections`.
+    """
     jinja2 = need("jinja2", "report")
     template = importlib.resources.files(__package__) / "report.html"
     environment = jinja2.Environment(
@@ -126,10 +115,47 @@ def render(
     return page.with_own_ids(html)
 
 
+def _as_lists(
+    sources: Source | Sequence[Source], data: Labelled | Sequence[Labelled]
+) -> tuple[Sequence[Source], Sequence[Labelled]]:
+    """Several runs and data sets, where one of each needs no list."""
+    if isinstance(sources, (str, os.PathLike, CheckpointEnsemble)):
+        sources = [sources]
+    if isinstance(data, Labelled):
+        data = [data]
+    if not sources:
+        raise ValueError("write_report: give one run at least.")
+    if not all(isinstance(one, Labelled) for one in data):
+        raise ValueError(
+            "write_report(data=...): give each data set as Labelled(name, x, "
+            "y)."
+        )
+    return sources, data
+
+
+def _checked_targets(
+    output: str | os.PathLike[str],
+    suspects: str | os.PathLike[str] | None,
+    sources: Sequence[Source],
+    data: Sequence[Labelled],
+) -> tuple[pathlib.Path, pathlib.Path | None]:
+    """The paths of the page and of the table, if one is asked for."""
+    if suspects is not None and (len(sources) > 1 or not data):
+        raise ValueError(
+            "Suspicious labels are those of one run and of data with labels: "
+            "give one run, and its data."
+        )
+    target = _checked_target(output, sources)
+    table = None if suspects is None else _checked_target(suspects, sources)
+    if table == target:
+        raise ValueError(f"{output} cannot be the page and the table at once.")
+    return target, table
+
+
 def _checked_target(
     path: str | os.PathLike[str], sources: Sequence[Source]
 ) -> pathlib.Path:
-    """Where a file can be written without doing harm to a run."""
+    """The path of a file that can be written without harm to a run."""
     target = pathlib.Path(path).absolute()
     if target.is_dir():
         raise ValueError(
@@ -137,11 +163,11 @@ def _checked_target(
             f"{pathlib.Path(path) / 'report.html'}."
         )
     for source in sources:
-        place = getattr(_opened(source), "path", None)
-        if place and target.resolve().is_relative_to(place.resolve()):
+        run = getattr(_opened(source), "path", None)
+        if run and target.resolve().is_relative_to(run.resolve()):
             raise ValueError(
-                f"{path} is inside the run {place}, which is not to be "
-                "touched. Choose another place."
+                f"{path} is inside the run {run}, which is not to be touched. "
+                "Choose another directory."
             )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +177,7 @@ def _checked_target(
 
 
 def _opened(source: Source) -> Run:
-    """For its manifest alone: files are not verified."""
+    """The run, for its manifest alone: files are not verified."""
     if isinstance(source, CheckpointEnsemble):
         return source.run
     return RunDirectory.open(pathlib.Path(source).absolute())

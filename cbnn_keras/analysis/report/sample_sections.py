@@ -7,8 +7,8 @@ import numpy as np
 
 from cbnn_keras.analysis import samples
 from cbnn_keras.analysis.findings import Findings, Scrutiny
+from cbnn_keras.analysis.report.exhibit import Exhibit
 from cbnn_keras.analysis.report.page import (
-    Exhibit,
     Member,
     Part,
     Sample,
@@ -149,11 +149,11 @@ class _Cards:
     def card(self, index: Any, lines: Sequence[str]) -> Sample:
         label = self._suspects.given[index]
         members = [
-            Member(self._names[decision], bool(decision == label))
-            for decision in self._suspects.decisions[:, index]
+            Member(self._names[predicted], bool(predicted == label))
+            for predicted in self._suspects.member_classes[:, index]
         ]
-        predicted = self._names[self._suspects.predicted[index]]
-        says = f"label {self._names[label]}, ensemble says {predicted}"
+        together = self._names[self._suspects.predicted[index]]
+        says = f"label {self._names[label]}, ensemble says {together}"
         return Sample(
             f"sample {index:,}",
             [says, *lines],

@@ -1,0 +1,81 @@
+"""Sections of a report on what boosting did: votes, bound and weights."""
+
+from collections.abc import Sequence
+
+from cbnn_keras.analysis import plots
+from cbnn_keras.analysis.findings import Findings
+from cbnn_keras.analysis.report import page
+from cbnn_keras.analysis.report.page import Part, Section, Table, missing
+from cbnn_keras.analysis.report.sample_sections import ClassNames
+from cbnn_keras.runs.manifest import Round
+
+
+def rounds_section(found: Sequence[Findings]) -> Section:
+    return Section(
+        "rounds",
+        "Did boosting do anything?",
+        "A round for each checkpoint: its weighted error e on the training "
+        "set, its vote, and the normaliser Z of the new weights. With CBNN the "
+        "product of the Zs bounds the exponential loss of the ensemble.",
+        [_rounds_part(f) for f in found],
+    )
+
+
+def _rounds_part(found: Findings) -> Part:
+    records, run = found.run.records(), found.run
+    drawings = [page.plot(lambda ax: plots.draw_rounds(records, ax))]
+    texts = []
+    if run.has_bound:
+        drawings.append(page.plot(lambda ax: plots.draw_bound(records, ax)))
+    else:
+        texts.append(
+            f"The method {run.header.method!r} does not boost as "
+            "CBNN does; the bound of theorem 1 does not speak of it."
+        )
+    head = ["step", "epoch", "e", "vote", "Z", "bound", "exp. loss"]
+    rows = [
+        [
+            f"{r.step:,}",
+            r.epoch + 1,
+            f"{r.error:.4f}",
+            _vote(r, found.steps),
+            f"{r.normaliser:.4f}",
+            f"{r.bound:.4f}" if run.has_bound else "-",
+            f"{r.exponential_loss:.4f}" if run.has_bound else "-",
+        ]
+        for r in run.rounds
+    ]
+    return Part(found.name, texts, drawings, [Table(head, rows)])
+
+
+def _vote(record: Round, steps: list[int]) -> str:
+    if record.step in steps:
+        return f"{record.vote:.3f}"
+    return "left out" if record.is_member else "no member"
+
+
+def weights_section(found: Sequence[Findings], names: ClassNames) -> Section:
+    return Section(
+        "weights",
+        "Which samples and classes got more weight?",
+        "How much boosting has raised the weights of samples by the end of "
+        "training; the mean is 1.",
+        [_weights_part(f, names) for f in found],
+    )
+
+
+def _weights_part(found: Findings, names: ClassNames) -> Part:
+    drawings = [
+        page.plot(lambda ax: plots.draw_weight_histogram(found.weights, ax))
+    ]
+    by_class = found.by_class
+    if by_class is None:
+        return Part(found.name, [missing("training data")], drawings)
+    drawings.append(
+        page.plot(
+            lambda ax: plots.draw_class_weights(
+                by_class, ax, class_names=names.known
+            )
+        )
+    )
+    return Part(found.name, plots=drawings)
