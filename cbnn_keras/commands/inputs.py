@@ -8,7 +8,7 @@ import numpy as np
 
 
 def load_inputs(path: pathlib.Path) -> Any:
-    """`x` of an `.npz` file, or all its arrays but `y`, by name.
+    """The array `x` of an `.npz` file, or all arrays but `y`, by name.
 
     Raises:
         ValueError: If the file is no such file.
@@ -67,7 +67,7 @@ def _inputs(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> Any:
 
 
 def load_priors(path: pathlib.Path) -> np.ndarray:
-    """Numbers of an `.npy` file, or of a text file, one in each line.
+    """The numbers of an `.npy` file, or of a text file, one in each line.
 
     Raises:
         ValueError: If the file is no such file.
@@ -80,12 +80,12 @@ def load_priors(path: pathlib.Path) -> np.ndarray:
     except (EOFError, ValueError) as error:
         raise ValueError(
             f"{path} holds no priors ({error}). Write them with np.save("
-            "'priors.npy', class_priors(labels)), or one number a line."
+            "'priors.npy', class_priors(labels)), or one number per line."
         ) from error
 
 
 def read_lines(path: pathlib.Path | None) -> list[str] | None:
-    """Lines of a text file in UTF-8, or None without one.
+    """The lines of a text file in UTF-8, or None without one.
 
     Raises:
         ValueError: If it is in another encoding.

@@ -1,16 +1,16 @@
 """`cbnn inspect`: what is in a run directory, for people and machines."""
 
 import pathlib
-from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
 from cbnn_keras.runs.directory import RunDirectory
+from cbnn_keras.runs.manifest import Json
 
 
-def inspect_run(directory: pathlib.Path) -> dict[str, Any]:
+def inspect_run(directory: pathlib.Path) -> Json:
     """Header, rounds and sizes of a run, after checking every file.
 
     Raises:
@@ -36,7 +36,7 @@ def inspect_run(directory: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def print_run(content: dict[str, Any]) -> None:
+def print_run(content: Json) -> None:
     """Shows what `inspect_run` found as a table and a list of settings."""
     console = Console(highlight=False, markup=False, emoji=False)
     header, rounds = content["header"], content["rounds"]
@@ -55,7 +55,7 @@ def print_run(content: dict[str, Any]) -> None:
     console.print(f"Settings: {settings}", soft_wrap=True)
 
 
-def _rounds_table(rounds: list[dict[str, Any]]) -> Table:
+def _rounds_table(rounds: list[Json]) -> Table:
     table = Table()
     for name in ("step", "epoch", "weighted error", "vote", "Z", "bound"):
         table.add_column(name, justify="right")

@@ -18,7 +18,22 @@ def report_files(
     suspects: pathlib.Path | None = None,
     with_loss_plane: bool = False,
 ) -> list[Findings]:
-    """`write_report` for files: `.npz` with `x` and `y`, names in lines."""
+    """Writes the report of run directories and data files.
+
+    Args:
+        runs: Directories of runs.
+        output: The page.
+        data: `.npz` files with inputs `x` and labels `y`.
+        class_names: A text file with the name of a class in each line.
+        suspects: The file to write the suspicious labels to.
+        with_loss_plane: Whether to add the loss around three members.
+
+    Returns:
+        The numbers behind the page, see `write_report`.
+
+    Raises:
+        ValueError: If a file or an argument does not fit.
+    """
     for written in filter(None, (output, suspects)):
         if written.resolve() in [path.resolve() for path in data]:
             raise ValueError(f"{written} holds data, and is not replaced.")
