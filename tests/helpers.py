@@ -48,12 +48,23 @@ def dense_model(num_classes=3, num_features=4, *, optimizer=None, **compile):
     return model
 
 
-def trained(directory=None, *, epochs=4, batch_size=20, model=None, **options):
-    """Trains on `blobs` and gives `(callback, model, x, y)`."""
-    x, y = blobs()
+def trained(
+    directory=None,
+    *,
+    data=None,
+    epochs=4,
+    batch_size=20,
+    model=None,
+    sample_weight=None,
+    **options,
+):
+    """Trains, on `blobs` if not on `data`: `(callback, model, x, y)`."""
+    x, y = data or blobs()
     model = model or dense_model()
     callback = CBNNCallback(directory, **options)
-    train = callback.weighted(x, y, batch_size=batch_size, seed=1)
+    train = callback.weighted(
+        x, y, sample_weight=sample_weight, batch_size=batch_size, seed=1
+    )
     model.fit(train, epochs=epochs, callbacks=[callback], verbose=0)
     return callback, model, x, y
 

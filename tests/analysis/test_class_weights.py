@@ -1,11 +1,9 @@
 """Tests of weights by class, and of what boosting does for rare classes."""
 
-import keras
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
+from helpers import trained
 
-from cbnn_keras import CBNNCallback
 from cbnn_keras.analysis.class_weights import weights_by_class
 from cbnn_keras.imbalance import step_imbalance
 
@@ -25,43 +23,27 @@ def test_mean_of_each_class_by_loop():
         expected = average / (sum(weights) / 40)
         assert found.mean[label] == pytest.approx(expected, rel=1e-12)
         assert found.count[label] == len(chosen)
-    # Over all samples, the mean is 1.
-    assert np.dot(found.mean, found.count) / 40 == pytest.approx(1)
-
-
-def test_scale_of_weights_does_not_matter():
-    weights, labels = np.array([0.1, 0.3, 0.2, 0.4]), np.array([0, 1, 0, 1])
-    found = weights_by_class(weights, labels, 2)
-    np.testing.assert_allclose(found.mean, [0.6, 1.4])
-    again = weights_by_class(12 * weights, labels, 2)
+    # Whatever the weights sum to.
+    again = weights_by_class(12 * weights, labels, 4)
     np.testing.assert_allclose(again.mean, found.mean)
 
 
 def test_class_without_samples_has_no_mean_and_counts_for_nothing():
     """Without a warning about a division by zero."""
-    labels = np.array([0, 0, 0, 2, 2, 2, 3])
-    weights = np.array([1.0, 1, 1, 1, 1, 1, 8])
-    found = weights_by_class(weights, labels, 5)
-    # The mean is 2.
-    np.testing.assert_array_equal(found.mean, [0.5, np.nan, 0.5, 4, np.nan])
-    np.testing.assert_array_equal(found.count, [3, 0, 3, 1, 0])
-    assert found.minority_mean == 4
-    assert found.majority_mean == 0.5
-
-
-def test_half_as_many_is_no_minority():
-    labels = np.repeat([0, 1, 2], [8, 4, 3])
-    found = weights_by_class(np.ones(15), labels, 3)
-    np.testing.assert_array_equal(found.is_minority, [False, False, True])
-
-
-def test_classes_count_once_in_either_mean():
-    labels = np.repeat([0, 1, 2, 3], [10, 6, 2, 1])
-    weights = np.repeat([1.0, 2.0, 4.0, 9.0], [10, 6, 2, 1])
-    found = weights_by_class(weights, labels, 4)
-    mean = (10 * 1 + 6 * 2 + 2 * 4 + 9) / 19
+    labels = np.repeat([0, 1, 2, 3, 5], [10, 6, 4, 2, 1])
+    weights = np.repeat([1.0, 2.0, 3.0, 4.0, 9.0], [10, 6, 4, 2, 1])
+    found = weights_by_class(weights, labels, 6)
+    mean = (10 * 1 + 6 * 2 + 4 * 3 + 2 * 4 + 9) / 23
+    expected = np.array([1, 2, 3, 4, np.nan, 9]) / mean
+    np.testing.assert_allclose(found.mean, expected)
+    np.testing.assert_array_equal(found.count, [10, 6, 4, 2, 0, 1])
+    # The upper quartile is 6: half of it is 3, and 4 is no minority.
+    np.testing.assert_array_equal(
+        found.is_minority, [False, False, False, True, True, True]
+    )
+    # Each class counts once in either mean.
     assert found.minority_mean == pytest.approx((4 + 9) / 2 / mean)
-    assert found.majority_mean == pytest.approx((1 + 2) / 2 / mean)
+    assert found.majority_mean == pytest.approx((1 + 2 + 3) / 3 / mean)
 
 
 def test_one_large_class_does_not_make_minorities():
@@ -82,10 +64,10 @@ def test_equal_classes_have_no_minority():
     assert found.majority_mean == 1
 
 
-@pytest.mark.parametrize("shape", [(3,), (5,), (4, 1), (4, 2)])
+@pytest.mark.parametrize("shape", [(3,), (4, 1)])
 def test_weights_of_other_labels_are_refused(shape):
     message = (
-        r"weights_by_class: weights of shape \(4,\) for labels of shape "
+        r"weights_by_class has weights of shape \(4,\) for labels of shape "
         rf"\({shape[0]},.*\)\. Give the training labels, in order, as class "
         "indices"
     )
@@ -93,28 +75,18 @@ def test_weights_of_other_labels_are_refused(shape):
         weights_by_class(np.ones(4), np.zeros(shape, dtype=int), 2)
 
 
-def test_boosting_raises_the_weight_of_rare_classes():
+def test_boosting_raises_the_weight_of_rare_classes(digits):
     """Figure 2(b): step imbalance, two of ten classes a tenth as large.
 
     The mean was 1.17 of the rare classes and 0.996 of the others. With four
     other seeds of the data it was 1.15 to 1.19, and 0.995 to 0.996.
     """
-    x, y = load_digits(return_X_y=True)
+    x, y, model = digits
     keep = step_imbalance(y, minority_share=0.2, ratio=10, seed=0)
-    x, y = (x[keep] / 16).astype("float32"), y[keep]
-    model = keras.Sequential(
-        [
-            keras.Input((64,)),
-            keras.layers.Dense(32, activation="relu"),
-            keras.layers.Dense(10, activation="softmax"),
-        ]
+    y = y[keep]
+    cbnn, *_ = trained(
+        data=(x[keep], y), model=model(), batch_size=64, epochs=8
     )
-    model.compile(
-        keras.optimizers.Adam(0.003), loss="sparse_categorical_crossentropy"
-    )
-    cbnn = CBNNCallback()
-    train = cbnn.weighted(x, y, batch_size=64, seed=1)
-    model.fit(train, epochs=8, callbacks=[cbnn], verbose=0)
     weights = cbnn.sample_weights.numpy()
     found = weights_by_class(weights, y, 10)
     assert found.is_minority.sum() == 2
