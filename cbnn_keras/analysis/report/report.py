@@ -10,9 +10,7 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-import keras
-import numpy as np
-
+from cbnn_keras.analysis import hashing
 from cbnn_keras.analysis.evaluation import Labelled
 from cbnn_keras.analysis.findings import Findings, Scrutiny, Source, examine
 from cbnn_keras.analysis.loss_plane import LossPlane, loss_plane
@@ -241,7 +239,6 @@ def _cache(
     """A file for each run and its data, so that none is in another's way."""
     content = json.dumps([found.run.header.to_json(), found.run.records()])
     digest = hashlib.sha256(content.encode())
-    for array in keras.tree.flatten(scrutiny.data.x):
-        digest.update(np.ascontiguousarray(array).tobytes())
+    hashing.update(digest, scrutiny.data.x)
     name = f"{target.stem}.loss-plane-{digest.hexdigest()[:8]}.npz"
     return target.with_name(name)
