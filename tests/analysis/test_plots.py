@@ -1,22 +1,23 @@
 """What is drawn is what was given, and captions say what there is to see."""
 
 import dataclasses
-import functools
 import io
 import itertools
 import re
 import subprocess
 import sys
+from functools import cache, partial
 
 import numpy as np
 import pytest
+from helpers import round_at
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from cbnn_keras.analysis import plots
-from cbnn_keras.analysis.calibration import Calibration, calibration
+from cbnn_keras.analysis.calibration import Calibration
 from cbnn_keras.analysis.class_weights import ClassWeights
 from cbnn_keras.analysis.loss_plane import LossPlane
 from cbnn_keras.analysis.plots import palette
@@ -50,16 +51,8 @@ def drawn(ax):
 
 
 def round_of(step, error=0.25, vote=1.0, **others):
-    return {
-        "step": step,
-        "error": error,
-        "vote": vote,
-        "bound": 0.9,
-        "exponential_loss": 0.5,
-        "is_member": vote > 0,
-        "within_budget": True,
-        **others,
-    }
+    given = {"bound": 0.9, "exponential_loss": 0.5, "is_member": vote > 0}
+    return round_at(step, vote, error=error, **given | others).to_json()
 
 
 def class_weights(mean, is_minority):
@@ -101,56 +94,61 @@ def contrast(first, second):
 
 MANY = np.arange(1, 41)
 BINS = calibration_of([0.1, np.nan, 0.9], [0.2, np.nan, 0.7], [1, 0, 3])
+HEAT_MAP, ERRORS = plots.draw_heat_map, plots.draw_errors
+ROUNDS, BOUND = plots.draw_rounds, plots.draw_bound
+CLASSES, HISTOGRAM = plots.draw_class_weights, plots.draw_weight_histogram
+RELIABILITY, SIZES = plots.draw_reliability, plots.draw_size_curve
+TIMES, LOSS_PLANE = plots.draw_time_to_accuracy, plots.draw_loss_plane
 EVERY_PLOT = {
-    "heat map": lambda ax: plots.draw_heat_map(
-        random_matrix(6), ax, labels=[*range(4000, 28000, 4000)], title="run"
+    "heat map": partial(
+        HEAT_MAP, random_matrix(6), labels=range(4000, 28000, 4000), title="run"
     ),
-    "heat map of one": lambda ax: plots.draw_heat_map([[1]], ax),
-    "heat map of ten": lambda ax: plots.draw_heat_map(
-        0.96 + 0.04 * random_matrix(10), ax, labels=np.arange(10) * 78200
+    "heat map of one": partial(HEAT_MAP, [[1]]),
+    "heat map of ten": partial(
+        HEAT_MAP, 0.96 + 0.04 * random_matrix(10), labels=np.arange(10) * 78200
     ),
-    "heat map of many": lambda ax: plots.draw_heat_map(
-        random_matrix(40), ax, labels=MANY * 1000
+    "heat map of many": partial(
+        HEAT_MAP, random_matrix(40), labels=MANY * 1000
     ),
-    "errors": lambda ax: plots.draw_errors(
-        [4e5, 8e5, 2.4e6], [0.5, 0.3, 0.2], [0.5, 0.2, 0.1], ax, title="run"
+    "errors": partial(
+        ERRORS,
+        *([4e5, 8e5, 2.4e6], [0.5, 0.3, 0.2], [0.5, 0.2, 0.1]),
+        title="run",
     ),
-    "errors of many": lambda ax: plots.draw_errors(
-        MANY, 1 / MANY, 0.5 / MANY, ax, unit="epochs"
+    "errors of many": partial(
+        ERRORS, MANY, 1 / MANY, 0.5 / MANY, unit="epochs"
     ),
-    "rounds": lambda ax: plots.draw_rounds(
-        [round_of(4000, 0.9, 0.0), round_of(8000), round_of(12000)], ax
+    "rounds": partial(
+        ROUNDS, [round_of(4000, 0.9, 0.0), round_of(8000), round_of(12000)]
     ),
-    "many rounds": lambda ax: plots.draw_rounds(
-        [round_of(step * 1000) for step in MANY], ax
+    "many rounds": partial(ROUNDS, [round_of(step * 1000) for step in MANY]),
+    "bound": partial(BOUND, [round_of(1), round_of(2, within_budget=False)]),
+    "classes": partial(
+        CLASSES, class_weights([1.1, 0.9] * 50, [True, False] * 50)
     ),
-    "bound": lambda ax: plots.draw_bound(
-        [round_of(1), round_of(2, within_budget=False)], ax
-    ),
-    "classes": lambda ax: plots.draw_class_weights(
-        class_weights([1.1, 0.9] * 50, [True, False] * 50), ax
-    ),
-    "named classes": lambda ax: plots.draw_class_weights(
+    "named classes": partial(
+        CLASSES,
         class_weights([1.1, 0.9] * 10, [False] * 20),
-        ax,
         class_names=["a class of a long name"] * 20,
     ),
-    "histogram": lambda ax: plots.draw_weight_histogram(MANY, ax),
-    "reliability": lambda ax: plots.draw_reliability(BINS, ax, after=BINS),
-    "sizes": lambda ax: plots.draw_size_curve(1 / MANY, ax, final_error=0.5),
-    "one size": lambda ax: plots.draw_size_curve([0.5], ax),
-    "times": lambda ax: plots.draw_time_to_accuracy(
-        {f"method {i}": (MANY, MANY / 50) for i in range(7)}, ax, targets=[0.5]
+    "histogram": partial(HISTOGRAM, MANY),
+    "reliability": partial(RELIABILITY, BINS, after=BINS),
+    "sizes": partial(SIZES, 1 / MANY, final_error=0.5),
+    "one size": partial(SIZES, [0.5]),
+    "times": partial(
+        TIMES,
+        {f"method {i}": (MANY, MANY / 50) for i in range(7)},
+        targets=[0.5],
     ),
-    "plane": lambda ax: plots.draw_loss_plane(PLANE, 0, ax),
+    "plane": partial(LOSS_PLANE, PLANE, 0),
 }
 every_plot = pytest.mark.parametrize("name", EVERY_PLOT)
 
 
-@functools.cache
+@cache
 def axes_of(name):
     ax = new_axes()
-    caption = EVERY_PLOT[name](ax)
+    caption = EVERY_PLOT[name](ax=ax)
     assert caption.endswith(".") and "nan" not in caption
     return drawn(ax)
 
@@ -173,17 +171,14 @@ def written(ax):
 
 @every_plot
 def test_letters_have_the_ink_of_the_page_or_of_cells(name):
-    cells = {*palette.CELL_INKS}
-    for text in written(axes_of(name)):
+    """On the screen, and in SVG files, which leave out what is black."""
+    ax = axes_of(name)
+    for text in written(ax):
         is_on_colour = text.axes is not None and text in text.axes.texts
-        inks = {plots.INK} | cells if is_on_colour else {plots.INK}
+        inks = {plots.INK, *(palette.CELL_INKS if is_on_colour else ())}
         assert to_hex(text.get_color()) in inks, text
-
-
-@every_plot
-def test_svg_files_name_the_colour_of_all_letters(name):
     file = io.StringIO()
-    axes_of(name).figure.savefig(file, format="svg", transparent=True)
+    ax.figure.savefig(file, format="svg", transparent=True)
     found = re.findall(r'<g id="text_\d+">(.*?)</g>', file.getvalue(), re.S)
     for letters in found:
         assert re.search("fill: #(010203|ffffff|000001)", letters), letters
@@ -234,25 +229,14 @@ def test_series_differ_in_colour_marker_and_line():
         assert len(values) == len(palette.SERIES)
 
 
-def test_import_needs_no_matplotlib_and_drawing_no_pyplot():
-    # Keras imports pyplot itself where there is one: None makes it missing.
-    code = (
-        "import sys; sys.modules['matplotlib'] = None; "
-        "from cbnn_keras.analysis import plots; "
-        "del sys.modules['matplotlib']; "
-        "sys.modules['matplotlib.pyplot'] = None; "
-        "from matplotlib.figure import Figure; "
-        "plots.draw_heat_map([[1]], Figure().subplots()); "
-        "plots.draw_size_curve([0.5, 0.4], Figure().subplots())"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_heat_map_holds_the_matrix_and_its_diagonal_takes_no_colours(ax):
     caption = plots.draw_heat_map(CORRELATION, ax, labels=[100, 200, 300])
     (image,) = ax.images
     np.testing.assert_array_equal(image.get_array(), CORRELATION)
     assert image.get_clim() == (0.6, 0.9)
+    other = new_axes()
+    plots.draw_heat_map(CORRELATION, other, limits=(0.0, 0.5))
+    assert other.images[0].get_clim() == (0.0, 0.5)
     assert texts_of(ax) == [f"{v:.2f}" for v in CORRELATION.ravel()]
     labels = [label.get_text() for label in ax.get_xticklabels()]
     assert labels == ["100", "200", "300"]
@@ -264,26 +248,9 @@ def test_heat_map_holds_the_matrix_and_its_diagonal_takes_no_colours(ax):
     )
 
 
-def test_heat_map_of_disagreement(ax):
-    matrix = [[0, 0.1, 0.3], [0.1, 0, 0.2], [0.3, 0.2, 0]]
-    caption = plots.draw_heat_map(
-        matrix, ax, kind="disagreement", limits=(0.0, 0.5)
-    )
-    assert ax.images[0].get_clim() == (0.0, 0.5)
-    assert "Members 1 and 3 are the most different (disagreement 0.30)" in (
-        caption
-    )
-    assert "pairs is 0.20. The higher, the more" in caption
-
-
-def test_heat_map_of_members_that_are_nearly_the_same(ax):
-    matrix = [[1, 0.991, 0.99], [0.991, 1, 0.995], [0.99, 0.995, 1]]
-    assert "(correlation 0.990)" in plots.draw_heat_map(matrix, ax)
-    assert texts_of(ax)[1] == "0.991"
-
-
 def test_heat_map_of_more_members_writes_less(ax):
     plots.draw_heat_map(np.where(np.eye(8) > 0, 1, 0.5), ax)
+    # With a third digit, as they are nearly the same.
     assert {*texts_of(ax)} == {"1", ".500"}
     many = new_axes()
     plots.draw_heat_map(random_matrix(40), many)
@@ -293,13 +260,7 @@ def test_heat_map_of_more_members_writes_less(ax):
     assert bar.get_ylabel() == "correlation"
 
 
-def test_heat_map_of_one_member(ax):
-    caption = plots.draw_heat_map([[1]], ax)
-    assert texts_of(ax) == ["1.00"]
-    assert "one member only" in caption
-
-
-@pytest.mark.parametrize("low", np.linspace(-0.5, 0.9, 8))
+@pytest.mark.parametrize("low", [-0.5, 0.1, 0.9])
 def test_numbers_in_cells_can_be_read(low):
     ax = new_axes()
     values = np.linspace(low, 1, 100).reshape(10, 10)
@@ -324,26 +285,6 @@ def test_errors(ax):
     )
 
 
-def test_errors_where_the_ensemble_does_not_help(ax):
-    caption = plots.draw_errors([1, 2], [0.3, 0.2], [0.3, 0.21], ax)
-    assert "the final model is better by 1.00 points" in caption
-    errors = [1, 2, 3], [0.3, 0.3, 0.2], [0.3, 0.3, 0.2]
-    caption = plots.draw_errors(*errors, new_axes(), last="last member")
-    assert caption == (
-        "The last member errs on 20.00% of the samples, the ensemble of all 3 "
-        "members on 20.00%: neither is better."
-    )
-    caption = plots.draw_errors([1], [0.2], [0.2], new_axes())
-    assert caption == "The one member errs on 20.00% of the samples."
-
-
-def test_the_difference_is_that_of_what_is_written(ax):
-    # 21.155 - 18.244 = 2.911, but 21.16 - 18.24 = 2.92
-    caption = plots.draw_errors([1, 2], [1, 0.211551], [1, 0.18244], ax)
-    assert "21.16%" in caption and "18.24%" in caption
-    assert "better by 2.92 points" in caption
-
-
 def test_size_curve(ax):
     caption = plots.draw_size_curve([0.25, 0.125, 0.1875], ax, final_error=0.25)
     curve, line = ax.lines
@@ -354,13 +295,6 @@ def test_size_curve(ax):
     assert caption == (
         "2 of 3 members err least, on 12.50% of the samples, and all 3 members "
         "on 18.75%; the final model alone errs on 25.00%."
-    )
-
-
-def test_size_curve_where_all_are_best(ax):
-    caption = plots.draw_size_curve([0.3, 0.2], ax)
-    assert caption == (
-        "The ensemble of both members errs least, on 20.00% of the samples."
     )
 
 
@@ -381,13 +315,6 @@ def test_rounds(ax):
         "smallest at step 2,000 (2.50, 25.0%). 1 of 3 checkpoints stayed out "
         "of the ensemble, no better than chance (crosses)."
     )
-
-
-def test_rounds_of_equal_votes_and_of_none(ax):
-    equal = [round_of(1), round_of(2)]
-    assert plots.draw_rounds(equal, ax) == "All votes are the same (1.00)."
-    caption = plots.draw_rounds([round_of(1, 0.9, 0.0)], new_axes())
-    assert caption.startswith("There is no member. 1 of 1 checkpoints")
 
 
 def test_so_many_rounds_that_errors_are_not_written(ax):
@@ -411,12 +338,6 @@ def test_bound(ax):
         "0.550 with a bound of 0.900. The votes sum to less than 1/η, as "
         "theorem 1 asks for, and it holds."
     )
-
-
-def test_bound_that_does_not_hold_within_the_budget(ax):
-    caption = plots.draw_bound([round_of(1, bound=0.25)], ax)
-    assert "above its bound in 1 of 1 rounds" in caption
-    assert caption.endswith("theorem 1 asks for, but the bound does not hold.")
 
 
 def test_bound_beyond_the_budget(ax):
@@ -479,12 +400,6 @@ def test_weight_histogram(ax):
     )
 
 
-def test_weight_histogram_of_equal_weights(ax):
-    caption = plots.draw_weight_histogram([0.2] * 5, ax)
-    assert caption == "All samples weigh the same."
-    assert sum(bar.get_height() for bar in ax.patches) == 5
-
-
 def test_reliability(ax):
     before = calibration_of(
         [0.5, np.nan, 0.9], [0.25, np.nan, 0.75], [4, 0, 12], 0.175
@@ -510,17 +425,6 @@ def test_reliability(ax):
     )
 
 
-@pytest.mark.parametrize(
-    ("accuracy", "expected"),
-    [(0.75, "underconfident"), (0.5, "neither over- nor underconfident")],
-)
-def test_reliability_of_one_bin(ax, accuracy, expected):
-    found = calibration_of([0.5], [accuracy], [8], 0.0)
-    caption = plots.draw_reliability(found, ax)
-    assert f"predictions are {expected} (" in caption
-    assert "scaling" not in caption
-
-
 def test_time_to_accuracy(ax):
     curves = {
         "CBNN": ([1, 2, 3], [0.5, 0.75, 0.625]),
@@ -540,15 +444,6 @@ def test_time_to_accuracy(ax):
     )
 
 
-def test_time_to_accuracy_of_one_and_of_equals(ax):
-    curve = [10, 20], [0.5, 0.75]
-    caption = plots.draw_time_to_accuracy({"run": curve}, ax, unit="hours")
-    assert caption == "run reaches its best, 75.00%, after 20 hours."
-    caption = plots.draw_time_to_accuracy({"a": curve, "b": curve}, new_axes())
-    assert caption.startswith("a and b are the first to reach 75.00%")
-    assert caption.endswith("after 20 epochs.")
-
-
 def test_loss_plane(ax):
     caption = plots.draw_loss_plane(PLANE, 0, ax, levels=4)
     contours, *marks = ax.collections
@@ -563,119 +458,15 @@ def test_loss_plane(ax):
     )
 
 
-def test_loss_plane_where_another_member_is_better(ax):
-    caption = plots.draw_loss_plane(PLANE, 1, ax)
-    assert caption == (
-        "In the round of step 2,000 the loss is lowest at p3, although p2 is "
-        "that round's own member: 1.000 at p3, 1.500 at p2, 2.000 at p1."
-    )
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
 def test_loss_plane_with_odd_losses(ax, value):
     losses = PLANE.losses.copy()
     losses[0, 0, 0] = value
-    odd = LossPlane(**{**vars(PLANE), "losses": losses})
+    odd = dataclasses.replace(PLANE, losses=losses)
     plots.draw_loss_plane(odd, 0, ax)
     levels = drawn(ax).collections[0].levels
     low = value if np.isfinite(value) else losses[np.isfinite(losses)].min()
     np.testing.assert_allclose([levels[0], levels[-1]], [low, 8])
-
-
-@pytest.mark.parametrize(
-    ("draw", "message"),
-    [
-        (
-            lambda ax: plots.draw_heat_map(np.ones((2, 3)), ax),
-            r"draw_heat_map: a square matrix .* not the shape \(2, 3\)",
-        ),
-        (
-            lambda ax: plots.draw_heat_map(CORRELATION, ax, labels=[1, 2]),
-            r"the shape \(3, 3\) and 2 labels",
-        ),
-        (
-            lambda ax: plots.draw_heat_map(CORRELATION, ax, kind="distance"),
-            r"kind='distance'\): one of 'correlation', 'disagreement'",
-        ),
-        (
-            lambda ax: plots.draw_errors([1, 2], [0.5], [0.5], ax),
-            r"draw_errors: vectors of one length.* steps of shape \(2,\)",
-        ),
-        (
-            lambda ax: plots.draw_size_curve([], ax),
-            r"draw_size_curve: .* one value at least; received errors of shape",
-        ),
-        (lambda ax: plots.draw_rounds([], ax), "draw_rounds: vectors"),
-        (lambda ax: plots.draw_bound([], ax), "draw_bound: vectors"),
-        (
-            lambda ax: plots.draw_class_weights(
-                class_weights([1.0, 1.0], [False] * 2), ax, class_names=["a"]
-            ),
-            "draw_class_weights: 1 class_names for 2 classes",
-        ),
-        (
-            lambda ax: plots.draw_weight_histogram([0.0, 0.0], ax),
-            "finite weights of at least 0, not all of them 0",
-        ),
-        (
-            lambda ax: plots.draw_weight_histogram([1.0, np.nan], ax),
-            "finite weights",
-        ),
-        (
-            lambda ax: plots.draw_time_to_accuracy({}, ax),
-            "draw_time_to_accuracy: at least one curve",
-        ),
-        (
-            lambda ax: plots.draw_time_to_accuracy({"a": ([1, 2], [1])}, ax),
-            r"draw_time_to_accuracy, a: .* accuracies of shape \(1,\)",
-        ),
-        (
-            lambda ax: plots.draw_time_to_accuracy({"a": ([2, 1], [0, 1])}, ax),
-            "times in increasing order",
-        ),
-        (
-            lambda ax: plots.draw_loss_plane(PLANE, 3, ax),
-            r"draw_loss_plane\(panel=3\): 0, 1 or 2",
-        ),
-        (
-            lambda ax: plots.draw_loss_plane(
-                LossPlane(**{**vars(PLANE), "x": np.zeros(5)}), 0, ax
-            ),
-            r"losses of shape \(3, 3, 5\), as y and x are, not \(3, 3, 4\)",
-        ),
-        (
-            lambda ax: plots.draw_loss_plane(
-                LossPlane(**{**vars(PLANE), "losses": PLANE.losses * np.nan}),
-                0,
-                ax,
-            ),
-            "no loss is finite",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn_is_refused(ax, draw, message):
-    with pytest.raises(ValueError, match=message):
-        draw(ax)
-
-
-def test_classes_of_one_weight(ax):
-    found = class_weights([1.0, 1.0 + 1e-9, np.nan], [False, False, False])
-    assert plots.draw_class_weights(found, ax) == (
-        "The samples of all classes weigh the same on average."
-    )
-
-
-def test_votes_of_one_member(ax):
-    one = [round_of(10, vote=0.43, error=0.25)]
-    assert plots.draw_rounds(one, ax) == (
-        "The one member has a vote of 0.43 (weighted error 25.0%)."
-    )
-
-
-def test_members_that_decide_alike(ax):
-    assert plots.draw_heat_map(np.zeros((3, 3)), ax, kind="disagreement") == (
-        "All members decide alike: there is nothing for an average."
-    )
 
 
 @pytest.mark.parametrize(("height", "aspect"), [(2.0, 1.0), (0.5, "auto")])
@@ -689,9 +480,146 @@ def test_a_plane_that_is_nearly_a_line_fills_the_axes(height, aspect, ax):
     assert ax.get_aspect() == aspect
 
 
-def test_two_temperatures_are_averaged(ax):
-    found = calibration(np.array([[0.8, 0.2]] * 4), np.array([0, 0, 0, 1]))
-    caption = plots.draw_reliability(
-        found, ax, after=found, temperature=(1.0, 2.0)
+# --- Captions of what is less usual ---
+
+
+def caption(draw, *arguments, **options):
+    return draw(*arguments, ax=new_axes(), **options)
+
+
+def test_captions_of_heat_maps():
+    matrix = [[0, 0.1, 0.3], [0.1, 0, 0.2], [0.3, 0.2, 0]]
+    assert caption(HEAT_MAP, matrix, kind="disagreement").startswith(
+        "Members 1 and 3 are the most different (disagreement 0.30); the mean "
+        "over all pairs is 0.20. The higher, the more"
     )
-    assert "(temperature 1.50)" in caption
+    assert caption(HEAT_MAP, np.zeros((3, 3)), kind="disagreement") == (
+        "All members predict the same: an average gains nothing."
+    )
+    assert "one member only" in caption(HEAT_MAP, [[1]])
+
+
+def test_captions_of_errors():
+    found = caption(ERRORS, [1, 2], [0.3, 0.2], [0.3, 0.21])
+    assert "the final model is better by 1.00 points" in found
+    errors = [1, 2, 3], [0.3, 0.3, 0.2], [0.3, 0.3, 0.2]
+    assert caption(ERRORS, *errors, last="last member") == (
+        "The last member errs on 20.00% of the samples, the ensemble of all 3 "
+        "members on 20.00%: neither is better."
+    )
+    # 21.155 - 18.244 = 2.911, but the difference is that of what is written.
+    found = caption(ERRORS, [1, 2], [1, 0.211551], [1, 0.18244])
+    assert "21.16%" in found and "18.24%" in found
+    assert "better by 2.92 points" in found
+    assert caption(ERRORS, [1], [0.2], [0.2]) == (
+        "The one member errs on 20.00% of the samples."
+    )
+    assert caption(SIZES, [0.3, 0.2]) == (
+        "The ensemble of both members errs least, on 20.00% of the samples."
+    )
+
+
+def test_captions_of_rounds():
+    equal = [round_of(1), round_of(2)]
+    assert caption(ROUNDS, equal) == "All votes are the same (1.00)."
+    found = caption(ROUNDS, [round_of(1, 0.9, 0.0)])
+    assert found.startswith("There is no member. 1 of 1 checkpoints")
+    assert caption(ROUNDS, [round_of(10, vote=0.43)]) == (
+        "The one member has a vote of 0.43 (weighted error 25.0%)."
+    )
+    found = caption(BOUND, [round_of(1, bound=0.25)])
+    assert "above its bound in 1 of 1 rounds" in found
+    assert found.endswith("theorem 1 asks for, but the bound does not hold.")
+
+
+def test_captions_of_weights_that_are_all_the_same():
+    same = class_weights([1.0, 1.0 + 1e-9, np.nan], [False] * 3)
+    assert caption(CLASSES, same) == (
+        "The samples of all classes weigh the same on average."
+    )
+    assert caption(HISTOGRAM, [0.2] * 5) == "All samples weigh the same."
+
+
+def test_captions_of_reliability():
+    flat = calibration_of([0.5], [0.5], [8], 0.0)
+    found = caption(RELIABILITY, flat)
+    assert "predictions are neither over- nor underconfident (" in found
+    assert "scaling" not in found
+    under = calibration_of([0.5], [0.75], [8], 0.25)
+    # The mean of two temperatures.
+    found = caption(RELIABILITY, under, after=flat, temperature=(1.0, 2.0))
+    assert "and 0.0% after scaling (temperature 1.50)" in found
+    assert "predictions are underconfident (" in found
+
+
+def test_captions_of_times():
+    curve = [10, 20], [0.5, 0.75]
+    assert caption(TIMES, {"run": curve}, unit="hours") == (
+        "run reaches its best, 75.00%, after 20 hours."
+    )
+    found = caption(TIMES, {"a": curve, "b": curve})
+    assert found.startswith("a and b are the first to reach 75.00%")
+    assert found.endswith("after 20 epochs.")
+
+
+def test_caption_of_a_plane_where_another_member_is_better():
+    assert caption(LOSS_PLANE, PLANE, 1) == (
+        "In the round of step 2,000 the loss is lowest at p3, although p2 is "
+        "that round's own member: 1.000 at p3, 1.500 at p2, 2.000 at p1."
+    )
+
+
+# --- Bad input ---
+
+
+def refused(message, draw, *arguments, **options):
+    with pytest.raises(ValueError, match=message):
+        draw(*arguments, ax=new_axes(), **options)
+
+
+def test_what_cannot_be_drawn_is_refused():
+    message = r"draw_heat_map takes a square matrix .* not the shape \(2, 3\)"
+    refused(message, HEAT_MAP, np.ones((2, 3)))
+    message = r"the shape \(3, 3\) and 2 labels"
+    refused(message, HEAT_MAP, CORRELATION, labels=[1, 2])
+    message = r"kind='distance'\): kind must be one of 'correlation', 'disagree"
+    refused(message, HEAT_MAP, CORRELATION, kind="distance")
+    message = r"draw_errors takes vectors of one length.* steps of shape \(2,\)"
+    refused(message, ERRORS, [1, 2], [0.5], [0.5])
+    refused("draw_size_curve .* received errors of shape", SIZES, [])
+    refused("draw_rounds takes vectors", ROUNDS, [])
+    refused("draw_bound takes vectors", BOUND, [])
+    message = "draw_class_weights has 1 class_names for 2 classes"
+    two = class_weights([1.0, 1.0], [False] * 2)
+    refused(message, CLASSES, two, class_names=["a"])
+    message = (
+        "draw_weight_histogram takes finite weights of at least 0, not all"
+    )
+    refused(message, HISTOGRAM, [0.0, 0.0])
+    refused(message, HISTOGRAM, [1.0, np.nan])
+    refused("draw_time_to_accuracy needs a curve at least", TIMES, {})
+    message = (
+        r"draw_time_to_accuracy of 'a' takes .* accuracies of shape \(1,\)"
+    )
+    refused(message, TIMES, {"a": ([1, 2], [1])})
+    refused("times in increasing order", TIMES, {"a": ([2, 1], [0, 1])})
+    message = r"draw_loss_plane\(panel=3\): panel must be 0, 1 or 2"
+    refused(message, LOSS_PLANE, PLANE, 3)
+    message = r"losses of shape \(3, 3, 5\), as y and x are, not \(3, 3, 4\)"
+    refused(message, LOSS_PLANE, dataclasses.replace(PLANE, x=np.zeros(5)), 0)
+    nothing = dataclasses.replace(PLANE, losses=PLANE.losses * np.nan)
+    refused("no loss is finite", LOSS_PLANE, nothing, 0)
+
+
+def test_import_needs_no_matplotlib_and_drawing_no_pyplot():
+    # Keras imports pyplot itself where there is one: None makes it missing.
+    code = (
+        "import sys; sys.modules['matplotlib'] = None; "
+        "from cbnn_keras.analysis import plots; "
+        "del sys.modules['matplotlib']; "
+        "sys.modules['matplotlib.pyplot'] = None; "
+        "from matplotlib.figure import Figure; "
+        "plots.draw_heat_map([[1]], Figure().subplots()); "
+        "plots.draw_size_curve([0.5, 0.4], Figure().subplots())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
