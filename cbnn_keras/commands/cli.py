@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import io
-import itertools
 import json
 import os
 import pathlib
@@ -57,21 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser(
         "demo", help="train a small ensemble on handwritten digits"
     )
-    demo.add_argument(
-        "--directory",
-        type=pathlib.Path,
-        help="where the run is kept (default: runs/demo, or the next free "
-        "runs/demo-2, ...)",
-    )
-    demo.add_argument(
-        "--epochs", type=int, default=30, help="(default: %(default)s)"
-    )
-    demo.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="of split, model and batches (default: %(default)s)",
-    )
+    _add_demo_options(demo)
     demo.set_defaults(command=_demo)
 
     inspect = commands.add_parser(
@@ -106,6 +91,24 @@ def _parser() -> argparse.ArgumentParser:
     _add_data_options(verify)
     verify.set_defaults(command=_verify)
     return parser
+
+
+def _add_demo_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--directory",
+        type=pathlib.Path,
+        help="where the run is kept, with its data beside it (default: "
+        "runs/demo, or the next free runs/demo-2, ...)",
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=30, help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of split, model and batches (default: %(default)s)",
+    )
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
@@ -254,16 +257,14 @@ def _add_data_options(parser: argparse.ArgumentParser) -> None:
 
 def _demo(parsed: argparse.Namespace) -> None:
     if parsed.epochs < 1:
-        raise ValueError(f"--epochs {parsed.epochs}: at least 1.")
+        raise ValueError(
+            f"--epochs must be at least 1; received {parsed.epochs}."
+        )
     with _quiet_start():
         from cbnn_keras.commands.demo import run_demo
 
         _start_devices()
-    run_demo(
-        parsed.directory or _free_directory(pathlib.Path("runs/demo")),
-        epochs=parsed.epochs,
-        seed=parsed.seed,
-    )
+    run_demo(parsed.directory, epochs=parsed.epochs, seed=parsed.seed)
 
 
 def _inspect(parsed: argparse.Namespace) -> None:
@@ -356,12 +357,6 @@ def _verify(parsed: argparse.Namespace) -> None:
         data=parsed.data,
         tolerance=parsed.tolerance,
     )
-
-
-def _free_directory(wanted: pathlib.Path) -> pathlib.Path:
-    names = (f"{wanted.name}-{number}" for number in itertools.count(2))
-    candidates = itertools.chain([wanted], map(wanted.with_name, names))
-    return next(path for path in candidates if not path.exists())
 
 
 def _start_devices() -> None:

@@ -1,7 +1,8 @@
 """`cbnn demo`: CBNN on real handwritten digits in less than a minute."""
 
+import itertools
 import pathlib
-from typing import Any
+import shlex
 
 import keras
 import numpy as np
@@ -18,21 +19,31 @@ Arrays = tuple[np.ndarray, np.ndarray]
 
 
 def run_demo(
-    directory: pathlib.Path, *, epochs: int = 30, seed: int = 0
+    directory: pathlib.Path | None = None, *, epochs: int = 30, seed: int = 0
 ) -> dict[str, float]:
     """Trains a small CNN on scikit-learn's digits and shows what CBNN gives.
 
     Args:
-        directory: Where the run is kept; must not hold one.
-        epochs: Passes over the 1,077 training images.
-        seed: Of the split, the model and the batches.
+        directory: The directory of the run, which must not hold one. The data
+            are kept beside it. Defaults to None: `runs/demo`, or the next free
+            one of `runs/demo-2`, ...
+        epochs: Number of passes over the 1,077 training images.
+        seed: What the split, the model and the batches derive from.
 
     Returns:
         Test error in percent by method.
+
+    Raises:
+        ValueError: If the directory holds a run, or has no name.
+        ImportError: If scikit-learn is missing.
     """
+    if directory is None:
+        directory = free_directory(pathlib.Path("runs/demo"))
+    # What can fail fails before the training.
     check_available(directory)
     console = Console(highlight=False, markup=False, emoji=False)
     train, validation, test = load_digits(seed)
+    data = save_data(directory, train, test)
     console.print(
         f"Digits: {len(train[1])} training, {len(validation[1])} validation, "
         f"{len(test[1])} test images of 8x8 pixels; {epochs} epochs."
@@ -49,36 +60,77 @@ def run_demo(
     )
     errors = test_errors(cbnn.ensemble(), validation, test)
     console.print(_table(errors))
-    data = save_data(directory, train, test)
     console.print(f"The run is in {directory}. Look at it, then use it:")
-    console.print(f"  cbnn inspect {directory}")
-    console.print(f"  cbnn report {directory} --data {data}", soft_wrap=True)
-    console.print(f"  cbnn export {directory}")
-    console.print(
-        '  python -c "from cbnn_keras import CheckpointEnsemble as E; '
-        f"print(E.load('{directory}').votes)\"",
-        soft_wrap=True,
-    )
+    for command in _next_commands(directory, data):
+        console.print(f"  {shlex.join(command)}", soft_wrap=True)
     return errors
 
 
-def save_data(directory: pathlib.Path, train: Arrays, test: Arrays) -> str:
-    """Keeps the data beside the run, for `cbnn report`; gives their names."""
+def free_directory(wanted: pathlib.Path) -> pathlib.Path:
+    """The path itself, or the first numbered one that is not there."""
+    names = (f"{wanted.name}-{number}" for number in itertools.count(2))
+    candidates = itertools.chain([wanted], map(wanted.with_name, names))
+    return next(path for path in candidates if not path.exists())
+
+
+def save_data(
+    directory: pathlib.Path, train: Arrays, test: Arrays
+) -> list[str]:
+    """Keeps the data beside the run, for `cbnn report`; gives their paths.
+
+    Raises:
+        ValueError: If the directory has no name, and so nothing is beside it.
+    """
+    # `.` and `..` have a name only when it is known which directory they are.
+    is_named = directory.name not in ("", "..")
+    named = directory if is_named else directory.resolve()
+    if not named.name:
+        raise ValueError(
+            f"{directory} has no directory above it, where the demo's data "
+            "would be kept. Choose another directory."
+        )
+    named.parent.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, (x, y) in {"train": train, "test": test}.items():
-        paths.append(directory.with_name(f"{directory.name}.{name}.npz"))
+        paths.append(str(named.with_name(f"{named.name}.{name}.npz")))
         np.savez_compressed(paths[-1], x=x, y=y)
-    return " ".join(map(str, paths))
+    return paths
+
+
+def _next_commands(directory: pathlib.Path, data: list[str]) -> list[list[str]]:
+    """What to type after a demo."""
+    run = str(directory)
+    votes = (
+        "from cbnn_keras import CheckpointEnsemble as E; "
+        f"print(E.load({run!r}).votes)"
+    )
+    return [
+        ["cbnn", "inspect", run],
+        ["cbnn", "report", run, "--data", *data],
+        ["cbnn", "export", run],
+        ["python", "-c", votes],
+    ]
 
 
 def load_digits(seed: int) -> tuple[Arrays, Arrays, Arrays]:
-    """scikit-learn's 1,797 digits: 60 % train, 20 % validation, 20 % test."""
+    """The 1,797 digits of scikit-learn, in three parts.
+
+    Args:
+        seed: What the split derives from.
+
+    Returns:
+        60 % for training, 20 % for validation and 20 % for the test.
+
+    Raises:
+        ImportError: If scikit-learn is missing.
+    """
     try:
         from sklearn.datasets import load_digits as load
         from sklearn.model_selection import train_test_split as split
     except ImportError:
         raise ImportError(
-            "cbnn demo needs scikit-learn for its data: "
+            "cbnn demo fetches nothing from the network, but its digits come "
+            "with scikit-learn, which is not installed: "
             'pip install "cbnn-keras[demo]"'
         ) from None
     x, y = load(return_X_y=True)
@@ -93,7 +145,7 @@ def load_digits(seed: int) -> tuple[Arrays, Arrays, Arrays]:
 
 
 def small_cnn() -> keras.Model:
-    """About 7,000 parameters."""
+    """A CNN of about 7,000 parameters, compiled."""
     layers = keras.layers
     model = keras.Sequential(
         [
@@ -128,7 +180,7 @@ def test_errors(
     x, y = test
     members = list(ensemble.member_probabilities(x))
     selected = ensemble.select(validation_data=validation)
-    predictions: dict[str, Any] = {
+    predictions = {
         "final model alone": members[-1],
         "plain average": np.mean(members, axis=0),
         "CBNN": ensemble.predict(x),

@@ -1,6 +1,7 @@
 """Arrays and lists in files: read as they are, or refused by name."""
 
-import pathlib
+import io
+import re
 
 import numpy as np
 import pytest
@@ -25,96 +26,51 @@ def test_inputs_of_a_file(tmp_path):
     found = load_inputs(path)
     assert sorted(found) == ["age", "income"]
     np.testing.assert_array_equal(found["income"], X[:, 1:])
+    found, labels = load_labelled(path)
+    assert sorted(found) == ["age", "income"]
+    np.testing.assert_array_equal(labels, Y)
     # An input that is called x, and others.
     np.savez_compressed(path, x=X, z=Y)
     assert sorted(load_inputs(path)) == ["x", "z"]
 
 
-def cut(path):
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2])
-
-
-def flip_a_byte(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-def write_one_array(path):
-    with path.open("wb") as file:  # a path would get another ending
+def damaged(kind):
+    """What a file may hold that is no `.npz` file of arrays."""
+    file = io.BytesIO()
+    if kind == "npy":
         np.save(file, X)
-
-
-def pickle(path):
-    np.savez(path, x=np.array([{}], dtype=object))
-
-
-@pytest.fixture
-def files_are_closed(monkeypatch):
-    """`np.load` itself leaves a damaged file open."""
-    opened, real_open = [], open
-
-    def recorded_open(*arguments, **options):
-        opened.append(real_open(*arguments, **options))
-        return opened[-1]
-
-    monkeypatch.setattr("builtins.open", recorded_open)
-    yield
-    for file in opened:
-        file.close()
+    else:
+        is_pickle = kind == "pickle"
+        np.savez(file, x=np.array([{}], dtype=object) if is_pickle else X)
+    content = bytearray(file.getvalue())
+    if kind == "flipped":
+        content[len(content) // 2] ^= 1
+    return content[: len(content) // 2] if kind == "cut" else content
 
 
 @pytest.mark.parametrize(
-    "damage",
-    [
-        pathlib.Path.unlink,
-        cut,
-        flip_a_byte,
-        lambda path: path.write_bytes(b""),
-        write_one_array,
-        lambda path: path.write_text("1,2,3\n"),
-        pickle,
-    ],
-    ids=["missing", "cut", "flipped", "empty", "npy", "text", "pickle"],
+    "kind", ["missing", "cut", "flipped", "empty", "npy", "text", "pickle"]
 )
-def test_a_file_that_is_none_is_named(damage, tmp_path, files_are_closed):
+def test_a_file_that_is_none_is_named(kind, tmp_path):
     path = tmp_path / "data.npz"
-    np.savez(path, x=X)
-    damage(path)
+    if kind != "missing":
+        known = {"empty": b"", "text": b"1,2,3\n"}
+        path.write_bytes(known[kind] if kind in known else damaged(kind))
+    texts = " Texts are arrays of strings: x.astype(str)."
     with pytest.raises(
         ValueError,
         match=rf"(?s){path} is not an \.npz file of arrays \(.+\)\. Write one "
-        r"with np\.savez\(path, x=\.\.\.\)\.",
+        rf"with np\.savez\(path, x=\.\.\.\)\."
+        + re.escape(texts * (kind == "pickle"))
+        + "$",
     ):
         load_inputs(path)
-
-
-def test_texts_that_were_pickled_are_explained(tmp_path):
-    pickle(tmp_path / "data.npz")
-    message = r"Texts are arrays of strings: x\.astype\(str\)\.$"
-    with pytest.raises(ValueError, match=message):
-        load_inputs(tmp_path / "data.npz")
 
 
 def test_lines_end_with_the_last_name(tmp_path):
     path = tmp_path / "names.txt"
     path.write_text("\ufeffa\nb \n\n\n", "utf-8")
     assert read_lines(path) == ["a", "b"]
-
-
-def test_a_file_of_labels_alone_has_no_inputs(tmp_path):
-    np.savez(tmp_path / "data.npz", y=Y)
-    with pytest.raises(ValueError, match=r"data\.npz holds no array `x`"):
-        load_inputs(tmp_path / "data.npz")
-
-
-def test_labels_of_a_file(tmp_path):
-    path = tmp_path / "data.npz"
-    np.savez(path, age=X[:, :1], income=X[:, 1:], y=Y)
-    inputs, labels = load_labelled(path)
-    assert sorted(inputs) == ["age", "income"]
-    np.testing.assert_array_equal(labels, Y)
 
 
 def test_a_file_without_labels_is_named(tmp_path):
@@ -127,6 +83,9 @@ def test_a_file_without_labels_is_named(tmp_path):
         load_labelled(tmp_path / "data.npz")
     with pytest.raises(ValueError, match=r"\(path, x=\.\.\., y=\.\.\.\)\."):
         load_labelled(tmp_path / "no.npz")
+    np.savez(tmp_path / "data.npz", y=Y)
+    with pytest.raises(ValueError, match=r"data\.npz holds no array `x`"):
+        load_inputs(tmp_path / "data.npz")
 
 
 @pytest.mark.parametrize(
