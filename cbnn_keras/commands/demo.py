@@ -1,6 +1,7 @@
 """`cbnn demo`: CBNN on real handwritten digits in less than a minute."""
 
 import itertools
+import json
 import pathlib
 import shlex
 
@@ -60,7 +61,10 @@ def run_demo(
     )
     errors = test_errors(cbnn.ensemble(), validation, test)
     console.print(_table(errors))
-    console.print(f"The run is in {directory}. Look at it, then use it:")
+    console.print(
+        f"The run is in {named(directory)}. Look at it, then use it:",
+        soft_wrap=True,
+    )
     for command in _next_commands(directory, data):
         console.print(f"  {shlex.join(command)}", soft_wrap=True)
     return errors
@@ -81,28 +85,34 @@ def save_data(
     Raises:
         ValueError: If the directory has no name, and so nothing is beside it.
     """
-    # `.` and `..` have a name only when it is known which directory they are.
-    is_named = directory.name not in ("", "..")
-    named = directory if is_named else directory.resolve()
-    if not named.name:
+    run = named(directory)
+    if not run.name:
         raise ValueError(
             f"{directory} has no directory above it, where the demo's data "
             "would be kept. Choose another directory."
         )
-    named.parent.mkdir(parents=True, exist_ok=True)
+    run.parent.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, (x, y) in {"train": train, "test": test}.items():
-        paths.append(str(named.with_name(f"{named.name}.{name}.npz")))
+        paths.append(str(run.with_name(f"{run.name}.{name}.npz")))
         np.savez_compressed(paths[-1], x=x, y=y)
     return paths
+
+
+def named(directory: pathlib.Path) -> pathlib.Path:
+    """The path, or the one that `.` or `..` stands for: those have no name."""
+    return (
+        directory if directory.name not in ("", "..") else directory.resolve()
+    )
 
 
 def _next_commands(directory: pathlib.Path, data: list[str]) -> list[list[str]]:
     """What to type after a demo."""
     run = str(directory)
+    # In JSON's quotes, which Python reads and a shell's own quotes go around.
     votes = (
         "from cbnn_keras import CheckpointEnsemble as E; "
-        f"print(E.load({run!r}).votes)"
+        f"print(E.load({json.dumps(run)}).votes)"
     )
     return [
         ["cbnn", "inspect", run],
