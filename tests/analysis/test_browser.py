@@ -9,10 +9,9 @@ are looked at by people too: `--basetemp` says where screenshots are left.
 import pathlib
 import shutil
 
-import keras
 import numpy as np
 import pytest
-from helpers import SECTIONS, trained
+from helpers import SECTIONS
 from playwright.sync_api import sync_playwright
 from recipes.training import Recipe, load_split, train
 
@@ -59,7 +58,7 @@ def cifar_page(tmp_path_factory):
     """CBNN and Snapshot Ensemble on CIFAR-100, side by side."""
     if not DATA.is_dir():
         pytest.skip(f"CIFAR-100 is not in {DATA}")
-    folder = tmp_path_factory.mktemp("cifar")
+    directory = tmp_path_factory.mktemp("cifar")
     recipe = Recipe(
         model="resnet8",
         epochs=3,
@@ -72,26 +71,24 @@ def cifar_page(tmp_path_factory):
     )
     split = load_split(recipe, DATA)
     runs = [
-        train(method, recipe, split, folder / method, seed=0)
+        train(method, recipe, split, directory / method, seed=0)
         for method in ("cbnn", "sse")
     ]
     data = [
         Labelled("train", split.x, split.y),
         Labelled("test", split.x_test, split.y_test),
     ]
-    path = folder / "report.html"
+    path = directory / "report.html"
     write_report(runs, path, data=data, verbose=0)
     return path
 
 
 @pytest.fixture(scope="module")
-def bare_page(tmp_path_factory):
+def bare_page(tmp_path_factory, blobs_run):
     """A run and no data."""
-    keras.utils.set_random_seed(0)
-    folder = tmp_path_factory.mktemp("bare")
-    trained(folder / "run", num_checkpoints=3)
-    write_report([folder / "run"], folder / "report.html", verbose=0)
-    return folder / "report.html"
+    path = tmp_path_factory.mktemp("bare") / "report.html"
+    write_report([blobs_run], path, verbose=0)
+    return path
 
 
 @pytest.fixture

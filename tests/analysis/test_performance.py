@@ -16,11 +16,6 @@ def error(probabilities, labels):
     return zero_one_loss(labels, probabilities.argmax(axis=1))
 
 
-def mean(probabilities, votes, chosen):
-    total = sum(votes[i] * probabilities[i].astype(float) for i in chosen)
-    return total / sum(votes[i] for i in chosen)
-
-
 def binary_ensemble():
     model = keras.Sequential(
         [keras.Input((3,)), keras.layers.Dense(1, "sigmoid")]
@@ -76,19 +71,6 @@ def test_errors_worked_out_by_hand():
     # p(0) of the third sample: (0.9 + 1.2)/3 = 0.7.
     found = performance.size_errors(probabilities, votes, labels)
     np.testing.assert_allclose(found, [third, third, third])
-
-
-def test_sizes_are_at_equal_intervals_and_hold_the_final_model():
-    generator = np.random.default_rng(3)
-    probabilities = generator.dirichlet([1, 1, 1], (4, 50))
-    votes, labels = generator.uniform(1, 3, 4), generator.integers(0, 3, 50)
-    found = performance.size_errors(probabilities, votes, labels)
-    # Every 4/num-th: 3 | 1, 3 | 0.33, 1.67, 3 | all.
-    choices = [[3], [1, 3], [0, 2, 3], [0, 1, 2, 3]]
-    expected = [
-        error(mean(probabilities, votes, chosen), labels) for chosen in choices
-    ]
-    np.testing.assert_allclose(found, expected, atol=1e-12)
 
 
 # --- Times ---

@@ -497,6 +497,9 @@ def test_captions_of_heat_maps():
         "All members predict the same: an average gains nothing."
     )
     assert "one member only" in caption(HEAT_MAP, [[1]])
+    # Of members that are nearly the same, one digit more.
+    matrix = [[1, 0.991, 0.99], [0.991, 1, 0.995], [0.99, 0.995, 1]]
+    assert "(correlation 0.990)" in caption(HEAT_MAP, matrix)
 
 
 def test_captions_of_errors():

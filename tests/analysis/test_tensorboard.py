@@ -3,13 +3,14 @@
 import io
 import itertools
 import sys
+import types
 
 import keras
 import numpy as np
 import PIL.Image
 import pytest
 import tensorflow as tf
-from helpers import blobs, dense_model
+from helpers import blobs, dense_model, trained
 from matplotlib import pyplot
 from tensorboard.backend.event_processing import (
     event_accumulator,
@@ -17,9 +18,11 @@ from tensorboard.backend.event_processing import (
 )
 
 from cbnn_keras import CBNNCallback
+from cbnn_keras.analysis.plots import draw_heat_map
 from cbnn_keras.analysis.tensorboard import TensorBoardLogger
 from cbnn_keras.baselines import PlainCheckpoints, SnapshotBoosting
 from cbnn_keras.boosting import Booster
+from cbnn_keras.policies import Boosting
 
 SCALARS = ["error", "vote", "normaliser", "bound", "exponential_loss"]
 
@@ -95,14 +98,45 @@ def assert_weights(buckets, weights):
     assert (right * number).sum() >= weights.sum() * (1 - 1e-5)
 
 
-def test_each_round_of_a_run(tmp_path):
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory):
+    """A run with all that can be logged, and what was there after each round.
+
+    Images are drawn in known colours, to find them in the file again.
+    """
+    keras.utils.set_random_seed(0)
     cbnn = CBNNCallback(
         interval=5, deviation_rate=0.1, validation_data=blobs(seed=0)
     )
-    log_dir = tmp_path / "not there" / "logs"
-    logger = fit(cbnn, log_dir)
-    events = Events(log_dir)
-    assert events.tags == {
+    log_dir = tmp_path_factory.mktemp("tensorboard") / "not there" / "logs"
+    seen, drawn = [], []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if cbnn.history and cbnn.history[-1]["step"] == cbnn.step:
+                seen.append(Events(log_dir).steps("cbnn/error"))
+
+    def draw(matrix, ax, *, labels, kind, title):
+        assert kind == "disagreement"
+        drawn.append((matrix, list(labels), title))
+        draw_heat_map(matrix, ax, labels=labels, kind=kind, title=title)
+        ax.figure.set_facecolor((1, 0, len(drawn) / 255))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("cbnn_keras.analysis.tensorboard.draw_heat_map", draw)
+        logger = fit(cbnn, log_dir, Look())
+    return types.SimpleNamespace(
+        cbnn=cbnn,
+        run=cbnn.run,
+        accuracies=logger.model.history.history["val_ensemble_accuracy"],
+        events=Events(log_dir),
+        seen=seen,
+        drawn=drawn,
+    )
+
+
+def test_each_round_of_a_run(logged):
+    assert logged.events.tags == {
         f"cbnn/{name}"
         for name in [
             *SCALARS,
@@ -112,85 +146,50 @@ def test_each_round_of_a_run(tmp_path):
             "val_ensemble_accuracy",
         ]
     }
-    assert_logged(events, cbnn)
-    assert events.steps("cbnn/val_ensemble_accuracy") == [6, 12, 18, 24]
+    assert_logged(logged.events, logged.cbnn)
+    assert logged.events.steps("cbnn/val_ensemble_accuracy") == [6, 12, 18, 24]
     np.testing.assert_allclose(
-        events.values("cbnn/val_ensemble_accuracy"),
-        logger.model.history.history["val_ensemble_accuracy"],
+        logged.events.values("cbnn/val_ensemble_accuracy"),
+        logged.accuracies,
         rtol=1e-6,
     )
+    # While it trains, each as soon as it is taken.
+    steps = [record.step for record in logged.run.rounds]
+    assert logged.seen == [steps[: i + 1] for i in range(len(steps))]
 
 
-def test_weights_are_those_after_the_update_of_the_round(tmp_path):
-    cbnn = CBNNCallback(interval=5, deviation_rate=0.1)
-    fit(cbnn, tmp_path)
-    run = cbnn.ensemble().run
-    booster = Booster(np.full(120, 1 / 120), 3, deviation_rate=0.1)
-    histograms = Events(tmp_path).arrays("cbnn/sample_weights")
+def test_weights_are_those_after_the_update_of_the_round(logged):
+    run = logged.run
+    booster = Booster(np.full(120, 1 / 120), 3, Boosting(deviation_rate=0.1))
+    histograms = logged.events.arrays("cbnn/sample_weights")
     ranges = []
     for (step, buckets), record in zip(histograms, run.rounds, strict=True):
-        booster.add(run.correct(step), is_final=record["is_final"])
-        assert_weights(buckets, booster.weights * 120)
+        booster.add(run.correct(step), is_final=record.is_final)
+        assert_weights(buckets, booster.distribution * 120)
         ranges.append((buckets[0, 0], buckets[-1, 1]))
     # All differ, but those after the final round, which has no update.
     assert ranges[-1] == ranges[-2]
     assert len(set(ranges)) == len(ranges) - 1
 
 
-def test_images_are_of_the_disagreement(tmp_path, monkeypatch):
-    drawn = []
-
-    def draw(matrix, ax, *, labels, kind, title):
-        assert kind == "disagreement"
-        drawn.append((matrix, list(labels), title))
-        # A known colour, to find it in the file again.
-        ax.figure.set_facecolor((1, 0, len(drawn) / 255))
-
-    monkeypatch.setattr("cbnn_keras.analysis.tensorboard.draw_heat_map", draw)
-    cbnn = CBNNCallback(interval=5)
-    fit(cbnn, tmp_path)
-    run = cbnn.ensemble().run
-    images = list(Events(tmp_path).images("cbnn/disagreement"))
-    assert len(images) == len(drawn) == len(run.rounds)
-    for number, (matrix, labels, title) in enumerate(drawn, start=1):
+def test_images_are_of_the_disagreement(logged):
+    run = logged.run
+    images = list(logged.events.images("cbnn/disagreement"))
+    assert len(images) == len(logged.drawn) == len(run.rounds)
+    for number, (matrix, labels, title) in enumerate(logged.drawn, start=1):
         members = run.members[:number]
         assert labels == members
         assert f"step {members[-1]}" in title
         for i, j in itertools.product(range(number), repeat=2):
-            one = sum(
-                a != b
-                for a, b in zip(
-                    run.correct(members[i]),
-                    run.correct(members[j]),
-                    strict=True,
-                )
-            )
-            assert matrix[i, j] == pytest.approx(one / 120)
-        assert images[number - 1].getpixel((0, 0)) == (255, 0, number, 255)
-    assert matrix.max() > 0
-
-
-def test_images_show_something(tmp_path):
-    fit(CBNNCallback(interval=8), tmp_path)
-    for image in Events(tmp_path).images("cbnn/disagreement"):
-        assert image.mode == "RGBA"
-        assert min(image.size) >= 300
+            one, other = run.correct(members[i]), run.correct(members[j])
+            differ = sum(a != b for a, b in zip(one, other, strict=True))
+            assert matrix[i, j] == pytest.approx(differ / 120)
+        image = images[number - 1]
+        assert image.getpixel((0, 0)) == (255, 0, number, 255)
+        assert image.mode == "RGBA" and min(image.size) >= 300
         assert len(set(image.get_flattened_data())) > 20
+    assert matrix.max() > 0
     assert pyplot.get_fignums() == []  # none of them is kept
-
-
-def test_rounds_are_there_while_it_trains(tmp_path):
-    cbnn = CBNNCallback(interval=5)
-    seen = []
-
-    class Look(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if cbnn.history and cbnn.history[-1]["step"] == cbnn._step:
-                seen.append(Events(tmp_path).steps("cbnn/error"))
-
-    fit(cbnn, tmp_path, Look())
-    steps = [record["step"] for record in cbnn.history]
-    assert seen == [steps[: i + 1] for i in range(len(steps))]
 
 
 @pytest.mark.parametrize(
@@ -215,37 +214,21 @@ def test_baselines_have_no_bound(tmp_path, method, prefix):
     assert_logged(events, method, prefix, names)
 
 
-@pytest.mark.large
-def test_steps_per_execution(tmp_path):
-    cbnn = CBNNCallback(interval=5)
-    fit(cbnn, tmp_path, model=dense_model(steps_per_execution=4))
-    assert_logged(Events(tmp_path), cbnn)
+def stop_after(epoch):
+    """Listed last: after the callback's own turn at the end of the epoch."""
+
+    def stop(number, logs):
+        callback.model.stop_training = number + 1 == epoch
+
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=stop)
+    return callback
 
 
 def test_stopped_early(tmp_path):
-    stop = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, _: (
-            setattr(stop.model, "stop_training", True) if epoch == 1 else None
-        )
-    )
-    cbnn = CBNNCallback(interval=5)
-    fit(cbnn, tmp_path, stop)
-    assert cbnn.history[-1]["is_final"]
-    assert cbnn.history[-1]["step"] == 12
-    assert_logged(Events(tmp_path), cbnn)
-
-
-def test_a_round_that_becomes_final_is_written_once(tmp_path):
-    """Its record is replaced, and its update undone, in `on_train_end`."""
+    """A round that becomes final has a new record, and is written once."""
     cbnn = CBNNCallback(interval=6)
-    # After the callback's own turn at the end of the epoch.
-    stop = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, _: (
-            setattr(stop.model, "stop_training", True) if epoch == 1 else None
-        )
-    )
-    fit(cbnn, tmp_path, stop)
-    assert [r["step"] for r in cbnn.history] == [6, 12]
+    fit(cbnn, tmp_path, stop_after(2))
+    assert [record["step"] for record in cbnn.history] == [6, 12]
     assert cbnn.history[-1]["is_final"]
     assert_logged(Events(tmp_path), cbnn)
 
@@ -256,10 +239,7 @@ def test_a_checkpoint_that_was_turned_down_and_is_the_final_model(tmp_path):
     model = dense_model(optimizer=keras.optimizers.SGD(0.0))
     model.layers[-1].kernel.assign(np.zeros((8, 3)))  # always the first class
     cbnn = CBNNCallback(interval=6)
-    stop = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda *_: setattr(model, "stop_training", True)
-    )
-    fit(cbnn, tmp_path, stop, model=model)
+    fit(cbnn, tmp_path, stop_after(1), model=model)
     assert [r["step"] for r in cbnn.history] == [6]
     events = Events(tmp_path)
     assert events.arrays("cbnn/vote") == [(6, 0.0), (6, 1.0)]
@@ -268,10 +248,18 @@ def test_a_checkpoint_that_was_turned_down_and_is_the_final_model(tmp_path):
     assert events.steps("cbnn/disagreement") == [6]
 
 
+@pytest.mark.large
+def test_steps_per_execution(tmp_path):
+    cbnn = CBNNCallback(interval=5)
+    fit(cbnn, tmp_path, model=dense_model(steps_per_execution=4))
+    assert_logged(Events(tmp_path), cbnn)
+
+
 # More than one `fit`.
 
 
 def test_a_second_fit_with_the_same_logger(tmp_path):
+    """It is a new run, and written whole, whatever its directory holds."""
     cbnn = CBNNCallback(interval=5)
     x, y = blobs()
     train = cbnn.weighted(x, y, batch_size=20, seed=1)
@@ -281,15 +269,9 @@ def test_a_second_fit_with_the_same_logger(tmp_path):
         logger.log_dir = str(tmp_path / name)
         model.fit(train, epochs=2, callbacks=[cbnn, logger], verbose=0)
         assert_logged(Events(tmp_path / name), cbnn)
-
-
-def test_a_new_run_is_written_whole_whatever_is_there(tmp_path):
-    for _ in range(2):
-        keras.utils.set_random_seed(0)
-        cbnn = CBNNCallback(tmp_path / "run", interval=5, overwrite=True)
-        fit(cbnn, tmp_path / "logs", epochs=1)
+    model.fit(train, epochs=2, callbacks=[cbnn, logger], verbose=0)
     steps = [record["step"] for record in cbnn.history]
-    assert Events(tmp_path / "logs").steps("cbnn/error") == 2 * steps
+    assert Events(tmp_path / "second").steps("cbnn/error") == 2 * steps
 
 
 class Stop(Exception):
@@ -323,6 +305,9 @@ def resumable(tmp_path, *others, log_dir="logs"):
 @pytest.mark.large
 @pytest.mark.parametrize("step", [5, 7, 17, 18])
 def test_a_resumed_run_repeats_no_round(tmp_path, step):
+    # Files of others do not count as written.
+    with tf.summary.create_file_writer(str(tmp_path / "logs")).as_default():
+        tf.summary.scalar("loss", 1.0, step=4)
     with pytest.raises(Stop):
         resumable(tmp_path, stop_at(step))
     cbnn = resumable(tmp_path)
@@ -333,38 +318,24 @@ def test_a_resumed_run_repeats_no_round(tmp_path, step):
 
 
 @pytest.mark.large
-def test_a_finished_run_is_not_written_again(tmp_path):
-    resumable(tmp_path)
-    files = list((tmp_path / "logs").iterdir())
-    cbnn = resumable(tmp_path)
-    assert list((tmp_path / "logs").iterdir()) == files
-    assert_logged(Events(tmp_path / "logs"), cbnn)
-
-
-@pytest.mark.large
 @pytest.mark.parametrize("step", [13, None])
 def test_rounds_before_the_first_log_are_written_too(tmp_path, step):
+    """Once: a run that is finished is not written again."""
     if step is None:
         resumable(tmp_path, log_dir="others")
     else:
         with pytest.raises(Stop):
             resumable(tmp_path, stop_at(step), log_dir="others")
+    resumable(tmp_path)
+    files = list((tmp_path / "logs").iterdir())
     cbnn = resumable(tmp_path)
+    assert list((tmp_path / "logs").iterdir()) == files
     events = Events(tmp_path / "logs")
     assert_logged(events, cbnn)
     run = cbnn.ensemble().run
     histograms = events.arrays("cbnn/sample_weights")
     for i, (_, buckets) in enumerate(histograms, start=1):
-        assert_weights(buckets, run.replay(i).weights * 120)
-
-
-def test_files_of_others_do_not_count_as_written(tmp_path):
-    other = tf.summary.create_file_writer(str(tmp_path / "logs"))
-    with other.as_default():
-        tf.summary.scalar("loss", 1.0, step=4)
-    other.close()
-    cbnn = resumable(tmp_path)
-    assert_logged(Events(tmp_path / "logs"), cbnn)
+        assert_weights(buckets, run.replay(i).distribution * 120)
 
 
 @pytest.mark.large
@@ -401,18 +372,15 @@ def test_under_a_strategy(tmp_path):
 # What is refused.
 
 
-@pytest.mark.parametrize("callback", ["logs", None, keras.callbacks.History()])
-def test_another_callback(callback):
+@pytest.mark.parametrize("callback", [None, keras.callbacks.History()])
+def test_another_callback_or_directory(callback):
     with pytest.raises(
         ValueError,
         match=r"TensorBoardLogger\(.*takes the checkpoints, such as "
         r"`CBNNCallback`.*callbacks=\[callback, logger\]",
     ):
         TensorBoardLogger(callback, "logs")
-
-
-def test_another_directory():
-    with pytest.raises(ValueError, match=r"log_dir=3\): a directory"):
+    with pytest.raises(ValueError, match="log_dir=3.: log_dir must be a dir"):
         TensorBoardLogger(CBNNCallback(), 3)
 
 
@@ -426,19 +394,14 @@ def test_a_missing_package(monkeypatch, package):
         TensorBoardLogger(CBNNCallback(), "logs")
 
 
-@pytest.mark.parametrize("is_used_before", [False, True])
-def test_the_callback_is_not_in_fit(tmp_path, is_used_before):
-    x, y = blobs()
-    cbnn = CBNNCallback()
-    logger = TensorBoardLogger(cbnn, tmp_path / "logs")
-    model = dense_model()
-    if is_used_before:
-        train = cbnn.weighted(x, y)
-        model.fit(train, callbacks=[cbnn], verbose=0)
-    with pytest.raises(
-        ValueError, match=r"its CBNNCallback is not among.*List both"
-    ):
-        model.fit(x, y, callbacks=[logger], verbose=0)
+def test_the_callback_is_not_in_fit(tmp_path):
+    cbnn, model, x, y = trained(epochs=1)
+    for callback in (cbnn, CBNNCallback()):  # used before, and never
+        logger = TensorBoardLogger(callback, tmp_path / "logs")
+        with pytest.raises(
+            ValueError, match=r"its CBNNCallback is not among.*List both"
+        ):
+            model.fit(x, y, callbacks=[logger], verbose=0)
     assert not (tmp_path / "logs").exists()
 
 
@@ -459,13 +422,10 @@ def test_listed_before_the_callback(tmp_path):
 
 def test_a_directory_that_cannot_be_is_refused_when_fit_begins(tmp_path):
     (tmp_path / "file").write_text("")
-    x, y = blobs()
     callback = CBNNCallback()
-    train = callback.weighted(x, y, batch_size=60)
-    logger = TensorBoardLogger(callback, tmp_path / "file" / "logs")
     with pytest.raises(
         ValueError,
         match=r"TensorBoardLogger\(log_dir='.*logs'\) cannot be written to: ",
     ):
-        dense_model().fit(train, callbacks=[callback, logger], verbose=0)
+        fit(callback, tmp_path / "file" / "logs")
     assert callback.history == []
