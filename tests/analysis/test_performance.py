@@ -1,53 +1,12 @@
 """Tests of the errors of members, stages and sizes, and of times."""
 
-import keras
 import numpy as np
 import pytest
-from helpers import memory_ensemble
 from scipy.stats import binomtest
-from sklearn.metrics import zero_one_loss
 
 from cbnn_keras.analysis import performance
 
-
-def error(probabilities, labels):
-    if probabilities.shape[-1] == 1:
-        probabilities = np.hstack([1 - probabilities, probabilities])
-    return zero_one_loss(labels, probabilities.argmax(axis=1))
-
-
-def binary_ensemble():
-    model = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(1, "sigmoid")]
-    )
-    generator = np.random.default_rng(0)
-    x = generator.normal(size=(60, 3)).astype("float32")
-    y = (x[:, 0] + generator.normal(size=60) > 0).astype(int)
-    return memory_ensemble(model, [1.0, 0.5, 2.0, 1.5], is_binary=True), x, y
-
-
 # --- Errors ---
-
-
-def test_errors_are_those_of_the_ensemble_itself():
-    ensemble, x, y = binary_ensemble()
-    probabilities = np.stack(list(ensemble.member_probabilities(x, verbose=0)))
-    stages = [error(p, y) for p in ensemble.staged_predict(x, verbose=0)]
-    found = performance.stage_errors(probabilities, ensemble.votes, y)
-    np.testing.assert_allclose(found, stages, atol=1e-12)
-    alone = performance.member_errors(probabilities, y)
-    expected = [error(p, y) for p in probabilities]
-    np.testing.assert_allclose(alone, expected, atol=1e-12)
-    sizes = performance.size_errors(probabilities, ensemble.votes, y)
-    selected = [
-        1 - ensemble.select(num).evaluate(x, y, verbose=0)["accuracy"]
-        for num in range(1, len(ensemble) + 1)
-    ]
-    np.testing.assert_allclose(sizes, selected, atol=1e-12)
-    assert len(set(alone)) > 1  # or the order of members would not show
-    assert sizes[0] == alone[-1]
-    assert sizes[-1] == found[-1]
-    assert found[0] == alone[0]
 
 
 def test_errors_worked_out_by_hand():
@@ -71,6 +30,21 @@ def test_errors_worked_out_by_hand():
     # p(0) of the third sample: (0.9 + 1.2)/3 = 0.7.
     found = performance.size_errors(probabilities, votes, labels)
     np.testing.assert_allclose(found, [third, third, third])
+    # One column, that of class 1, is as two.
+    of_one = probabilities[..., 1:]
+    found = performance.stage_errors(of_one, votes, labels)
+    np.testing.assert_allclose(found, [2 * third, 2 * third, third])
+
+
+def test_sizes_are_at_equal_intervals_and_hold_the_final_model():
+    # Each of four members is right on a sample of its own, and sure of it.
+    probabilities = np.stack([np.full((4, 2), 0.5)] * 4)
+    for member in range(4):
+        probabilities[member, member] = [0.0, 1.0]
+    labels = np.ones(4, dtype=int)
+    found = performance.size_errors(probabilities, np.ones(4), labels)
+    # Every 4/num-th: 3 | 1, 3 | 0.33, 1.67, 3 | all.
+    np.testing.assert_allclose(found, [0.75, 0.5, 0.25, 0])
 
 
 # --- Times ---

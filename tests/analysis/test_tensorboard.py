@@ -20,7 +20,7 @@ from tensorboard.backend.event_processing import (
 from cbnn_keras import CBNNCallback
 from cbnn_keras.analysis.plots import draw_heat_map
 from cbnn_keras.analysis.tensorboard import TensorBoardLogger
-from cbnn_keras.baselines import PlainCheckpoints, SnapshotBoosting
+from cbnn_keras.baselines import SnapshotBoosting
 from cbnn_keras.boosting import Booster
 from cbnn_keras.policies import Boosting
 
@@ -192,18 +192,9 @@ def test_images_are_of_the_disagreement(logged):
     assert pyplot.get_fignums() == []  # none of them is kept
 
 
-@pytest.mark.parametrize(
-    ("method", "prefix"),
-    [
-        (PlainCheckpoints(num_checkpoints=3), "no-cycle"),
-        (
-            SnapshotBoosting(monitor="loss", patience=1, restart_patience=1),
-            "ssb-reconstruction",
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_baselines_have_no_bound(tmp_path, method, prefix):
+def test_baselines_have_no_bound(tmp_path):
+    method = SnapshotBoosting(monitor="loss", patience=1, restart_patience=1)
+    prefix = "ssb-reconstruction"
     fit(method, tmp_path, epochs=8)
     events = Events(tmp_path)
     names = ["error", "vote", "normaliser"]
@@ -246,13 +237,6 @@ def test_a_checkpoint_that_was_turned_down_and_is_the_final_model(tmp_path):
     assert events.arrays("cbnn/members") == [(6, 0.0), (6, 1.0)]
     # Without members there is nothing to draw.
     assert events.steps("cbnn/disagreement") == [6]
-
-
-@pytest.mark.large
-def test_steps_per_execution(tmp_path):
-    cbnn = CBNNCallback(interval=5)
-    fit(cbnn, tmp_path, model=dense_model(steps_per_execution=4))
-    assert_logged(Events(tmp_path), cbnn)
 
 
 # More than one `fit`.

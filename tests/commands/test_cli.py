@@ -132,23 +132,15 @@ def test_help_and_version(arguments, expected, capsys):
 # --- demo ---
 
 
-def test_demo_in_the_current_directory(tmp_path, monkeypatch):
+def test_demo_in_the_current_directory(tmp_path, monkeypatch, capsys):
     """Trains, prints the table, and leaves a run that gives its numbers.
 
     `.` has no name to call the data by: it used to train, and then to fail.
     """
     (tmp_path / "digits").mkdir()
     monkeypatch.chdir(tmp_path / "digits")
-    result = subprocess.run(
-        [sys.executable, "-m", "cbnn_keras", "demo", "--epochs", "2"]
-        + ["--directory", "."],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        check=True,
-    )
-    assert result.stderr == ""
-    lines = result.stdout.splitlines()
+    assert cli.main("demo --epochs 2 --directory .".split()) == 0
+    lines = capsys.readouterr().out.splitlines()
     table = {
         cells[1].strip(): float(cells[2])
         for line in lines
