@@ -1,6 +1,7 @@
 """The command `cbnn`, as typed."""
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -420,3 +421,10 @@ def test_an_interrupted_export(directory, capsys, monkeypatch):
     assert cli.main("export runs/run --format onnx".split()) == 130
     assert capsys.readouterr().err == "cbnn: interrupted\n"
     assert not (directory / "exports").exists()
+
+
+def test_the_installed_script_is_this_command():
+    [script] = importlib.metadata.entry_points(
+        group="console_scripts", name="cbnn"
+    )
+    assert script.load() is cli.main
