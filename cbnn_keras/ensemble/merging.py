@@ -14,6 +14,7 @@ import keras
 import numpy as np
 
 from cbnn_keras import imbalance
+from cbnn_keras.models import keras_internals
 from cbnn_keras.models.classifier import Classifier
 
 
@@ -184,7 +185,7 @@ class _Calls:
 
     def run(self, model: Any, inputs: Any, path: str = "") -> Any:
         """Calls a model layer by layer where its layers are known."""
-        if not _is_graph(model):
+        if not keras_internals.is_plain_graph(model):
             return self._call_once(model, path, (inputs,), {})
         if isinstance(model, keras.Sequential):
             [tensor] = self._as_declared(model, inputs)
@@ -195,12 +196,8 @@ class _Calls:
         def call(operation: Any, *args: Any, **kwargs: Any) -> Any:
             return self._call(operation, path, *args, **kwargs)
 
-        # As Keras' `clone_model` does, which has no way to give back the
-        # outputs of a model that is part of another.
-        outputs = model._run_through_graph(
-            self._as_declared(model, inputs),
-            operation_fn=lambda operation: operation,
-            call_fn=call,
+        outputs = keras_internals.run_through_graph(
+            model, self._as_declared(model, inputs), call
         )
         is_alone = isinstance(outputs, (list, tuple)) and len(outputs) == 1
         return outputs[0] if is_alone else outputs
@@ -219,7 +216,8 @@ class _Calls:
             if any(part is not None for part in keras.tree.flatten(value))
         }
         is_plain = len(args) == 1 and given <= {"training"}
-        if is_plain and _is_graph(operation) and _fits(operation, args[0]):
+        is_graph = keras_internals.is_plain_graph(operation)
+        if is_plain and is_graph and _fits(operation, args[0]):
             return self.run(operation, args[0], f"{path}{operation.name}_")
         return self._call_once(operation, path, args, kwargs)
 
@@ -329,16 +327,6 @@ _TRAINING_ONLY = {
     )
     if hasattr(keras.layers, name)  # older versions of Keras lack some
 }
-
-
-def _is_graph(operation: Any) -> bool:
-    """Whether it is a model that does what its layers do and nothing else."""
-    call = type(operation).call if isinstance(operation, keras.Model) else None
-    return (
-        call is not None
-        and call.__module__.startswith("keras.src.models.")
-        and call.__qualname__ in ("Sequential.call", "Functional.call")
-    )
 
 
 def _takes_dict(model: keras.Model) -> bool:

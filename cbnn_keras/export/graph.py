@@ -18,6 +18,7 @@ from cbnn_keras import imbalance, metrics
 from cbnn_keras.ensemble import CheckpointEnsemble, merging
 from cbnn_keras.ensemble.voting import checked_priors
 from cbnn_keras.export import made_up_inputs
+from cbnn_keras.models.keras_internals import is_made_up_name
 from cbnn_keras.version import __version__
 
 OUTPUTS = ("probabilities", "class", "top_k", "members", "disagreement")
@@ -424,14 +425,13 @@ def _input_specs(inputs: Any, *, has_names: bool) -> dict[str, tf.TensorSpec]:
             count and not the keys of a dict.
     """
     tensors = keras.tree.flatten(inputs)
-    made_up = re.compile(r"(keras_tensor|input_layer)(_\d+)?(CLONE)?")
     names = [t.name for t in tensors]
     if isinstance(inputs, dict) and len(inputs) == len(tensors):
         names = [  # in the order in which Keras flattens
-            name if has_names and not made_up.fullmatch(name) else key
+            name if has_names and not is_made_up_name(name) else key
             for key, name in zip(sorted(inputs), names, strict=True)
         ]
-    unnamed = [i for i, name in enumerate(names) if made_up.fullmatch(name)]
+    unnamed = [i for i, name in enumerate(names) if is_made_up_name(name)]
     for number, index in enumerate(unnamed):
         name = "input" if len(unnamed) == 1 else f"input_{number}"
         while name in names:

@@ -9,6 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from cbnn_keras.models import keras_internals
+
 # For dimensions that the model leaves open, such as the length of a text.
 _OPEN_DIMENSION = 32
 
@@ -67,12 +69,11 @@ _READERS = (
 
 def _readers(tensor: Any, model: keras.Model) -> list[Any]:
     """Layers that say what they expect of a tensor, the nearest first."""
-    layers = model._nodes_by_depth.values()
-    nodes = {id(node) for layer in layers for node in layer}
+    nodes = {id(node) for node in keras_internals.nodes_of(model)}
     waiting, found, seen = [tensor], [], set()
     while waiting:
         current = waiting.pop(0)
-        for node in current._keras_history.operation._outbound_nodes:
+        for node in keras_internals.nodes_after(current):
             given = keras.tree.flatten(node.arguments.args)
             is_read = [argument is current for argument in given]
             if id(node) not in nodes or id(node) in seen or not any(is_read):
@@ -87,14 +88,14 @@ def _readers(tensor: Any, model: keras.Model) -> list[Any]:
 
 
 def _readers_within(operation: Any, is_read: list[bool]) -> list[Any]:
-    """Those of a layer, or of the inputs of a model that are read."""
+    """Readers in a layer, or behind those inputs of a model that are read."""
     if not isinstance(operation, keras.layers.Layer):
         return []
     inputs = getattr(operation, "inputs", None) or []
     if len(inputs) != len(is_read):
-        parts = operation._flatten_layers()
+        parts = keras_internals.layers_within(operation)
         return [part for part in parts if isinstance(part, _READERS)]
-    graph = getattr(operation, "_functional", operation)
+    graph = keras_internals.functional_graph(operation)
     return [
         reader
         for inner, is_given in zip(graph.inputs, is_read, strict=True)
@@ -104,7 +105,7 @@ def _readers_within(operation: Any, is_read: list[bool]) -> list[Any]:
 
 
 def _first_reader(tensor: Any, model: keras.Model) -> Any:
-    """The nearest, or of several embeddings that with the fewest values."""
+    """The nearest reader; of several embeddings, that with fewest values."""
     found = _readers(tensor, model)
     embeddings = [r for r in found if isinstance(r, keras.layers.Embedding)]
     if found and found[0] in embeddings:

@@ -4,20 +4,19 @@ An average of weights, or a point between two checkpoints, has activations of
 its own: the moving statistics have to be collected anew.
 """
 
-import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras.models import replicas
+from cbnn_keras.models import keras_internals, replicas
 from cbnn_keras.models.state import generators_kept
 
 # For each layer, mean and variance of each of its calls.
-Moments = list[list[tuple[tf.Tensor, tf.Tensor]]]
+Moments = list[keras_internals.Moments]
 
 
 def recompute_statistics(model: keras.Model, batches: Iterable[Any]) -> None:
@@ -74,7 +73,7 @@ class StatisticsRecomputer:
 def _batch_norms(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     return [
         layer
-        for layer in model._flatten_layers()
+        for layer in keras_internals.layers_within(model)
         if isinstance(layer, keras.layers.BatchNormalization)
         and layer.trainable
     ]
@@ -86,7 +85,7 @@ def _forward(
     """A pass in training mode that gives what the layers have seen."""
 
     def forward(x: Any) -> Moments:
-        with _watched(layers) as moments:
+        with keras_internals.watched_moments(layers) as moments:
             model(x, training=True)
         return moments
 
@@ -104,35 +103,6 @@ def _forward(
         )
 
     return on_first_replica
-
-
-@contextlib.contextmanager
-def _watched(
-    layers: list[keras.layers.BatchNormalization],
-) -> Iterator[Moments]:
-    """Notes mean and variance of each call of each layer.
-
-    The moving statistics would tell of the last call only.
-    """
-    moments: Moments = [[] for _ in layers]
-
-    def watch(layer: Any, found: list[tuple[tf.Tensor, tf.Tensor]]) -> None:
-        original = layer._moments
-
-        def noted(*args: Any, **kwargs: Any) -> tuple[tf.Tensor, tf.Tensor]:
-            result = original(*args, **kwargs)
-            found.append(result)
-            return result
-
-        vars(layer)["_moments"] = noted
-
-    try:
-        for layer, found in zip(layers, moments, strict=True):
-            watch(layer, found)
-        yield moments
-    finally:
-        for layer in layers:
-            vars(layer).pop("_moments", None)
 
 
 def _collect(

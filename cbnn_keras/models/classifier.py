@@ -7,6 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cbnn_keras.models import keras_internals
+
 
 @dataclasses.dataclass(frozen=True)
 class Classifier:
@@ -149,8 +151,7 @@ def _last_activation(model: keras.Model, output: int = 0) -> str | None:
     if isinstance(model, keras.Sequential):
         layer = model.layers[-1] if model.layers else None
     elif getattr(model, "outputs", None):
-        history = model.outputs[output]._keras_history
-        layer, position = history.operation, history.tensor_index
+        layer, position = keras_internals.producer(model.outputs[output])
     else:
         return None  # subclassed: what it calls last cannot be seen
     if isinstance(layer, keras.Model):

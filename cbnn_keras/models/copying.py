@@ -17,6 +17,8 @@ from typing import Any
 
 import keras
 
+from cbnn_keras.models import keras_internals
+
 
 def save_weights(model: keras.Model, path: pathlib.Path) -> None:
     """Writes the weights without those of the optimizer."""
@@ -136,7 +138,7 @@ def is_float32(model: keras.Model) -> bool:
     """Whether no layer computes in half precision."""
     return not any(
         layer.compute_dtype in _HALF_PRECISION
-        for layer in model._flatten_layers()
+        for layer in keras_internals.layers_within(model)
     )
 
 
@@ -166,7 +168,8 @@ def _without_training(model: keras.Model) -> Iterator[None]:
     And so for models within it: a pretrained part often is.
     """
     hidden = {"compiled": False, "optimizer": None}
-    parts = [p for p in model._flatten_layers() if isinstance(p, keras.Model)]
+    layers = keras_internals.layers_within(model)
+    parts = [part for part in layers if isinstance(part, keras.Model)]
     # Past Keras' `__setattr__`, which would track and untrack.
     kept = [{k: vars(p)[k] for k in hidden if k in vars(p)} for p in parts]
     for part in parts:

@@ -1,0 +1,124 @@
+"""Keras' private names, each behind a function, in this module alone.
+
+Keras may change them in any version. `tests/models/test_keras_internals.py` has
+a test for each, called like the name, and says which one a version of Keras
+broke.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+# Tensors are those of the backend in use.
+Moments = list[tuple[Any, Any]]
+
+
+def layers_within(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
+    """The layer itself and all layers within it, however deep."""
+    return list(layer._flatten_layers())
+
+
+def is_plain_graph(operation: Any) -> bool:
+    """Whether a model does what its layers do and nothing else.
+
+    That is: whether its `call` is Keras' own, and not that of a class derived
+    from a Sequential or Functional model.
+    """
+    call = type(operation).call if isinstance(operation, keras.Model) else None
+    return (
+        call is not None
+        and call.__module__.startswith("keras.src.models.")
+        and call.__qualname__ in ("Sequential.call", "Functional.call")
+    )
+
+
+def run_through_graph(
+    model: keras.Model, inputs: list[Any], call: Callable[..., Any]
+) -> Any:
+    """Runs a Functional model with another way to call its operations.
+
+    As Keras' `clone_model` does, which has no way to give back the outputs of a
+    model that is part of another.
+
+    Args:
+        model: A Functional model.
+        inputs: One tensor for each of its inputs, in flat order.
+        call: Is called with each operation and its arguments.
+
+    Returns:
+        The outputs, in the structure of the model's.
+    """
+    return model._run_through_graph(
+        inputs, operation_fn=lambda operation: operation, call_fn=call
+    )
+
+
+def functional_graph(model: keras.Model) -> keras.Model:
+    """The Functional model that a Sequential one keeps, or the model itself."""
+    return getattr(model, "_functional", model)
+
+
+def nodes_of(model: keras.Model) -> list[Any]:
+    """The calls of operations that a Functional model is made of."""
+    layers = model._nodes_by_depth.values()
+    return [node for layer in layers for node in layer]
+
+
+def producer(tensor: Any) -> tuple[Any, int]:
+    """The operation that made a symbolic tensor, and which output it is."""
+    history = tensor._keras_history
+    return history.operation, history.tensor_index
+
+
+def nodes_after(tensor: Any) -> list[Any]:
+    """The calls that got an output of the operation that made a tensor."""
+    operation, _ = producer(tensor)
+    return list(operation._outbound_nodes)
+
+
+def is_made_up_name(name: str) -> bool:
+    """Whether Keras named a tensor because the user did not."""
+    made_up = r"(keras_tensor|input_layer)(_\d+)?(CLONE)?"
+    return re.fullmatch(made_up, name) is not None
+
+
+@contextlib.contextmanager
+def watched_moments(
+    layers: list[keras.layers.BatchNormalization],
+) -> Iterator[list[Moments]]:
+    """Notes mean and variance of each call of each BatchNorm layer.
+
+    The moving statistics would tell of the last call only.
+    """
+    moments: list[Moments] = [[] for _ in layers]
+
+    def watch(layer: Any, found: Moments) -> None:
+        original = layer._moments
+
+        def noted(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            result = original(*args, **kwargs)
+            found.append(result)
+            return result
+
+        vars(layer)["_moments"] = noted
+
+    try:
+        for layer, found in zip(layers, moments, strict=True):
+            watch(layer, found)
+        yield moments
+    finally:
+        for layer in layers:
+            vars(layer).pop("_moments", None)
+
+
+def initial_epoch(model: keras.Model) -> int | None:
+    """The epoch that `fit` begins with whatever it is told, if any."""
+    return model._initial_epoch
+
+
+def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Lets `fit` begin with an epoch, or with what it is told if None."""
+    model._initial_epoch = epoch

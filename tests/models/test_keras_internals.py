@@ -1,0 +1,203 @@
+"""Each private name of Keras that the package needs still means what it did.
+
+A test is called like the private name; if one fails, that name is what the
+installed version of Keras has changed.
+"""
+
+import ast
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+
+import cbnn_keras
+from cbnn_keras.models import keras_internals
+
+layers = keras.layers
+X = np.arange(8, dtype="float32").reshape(2, 4)
+
+
+@pytest.fixture(autouse=True)
+def broken(request):
+    """What to say if the name of the test is no longer what it was."""
+    name = request.node.name.removeprefix("test").removesuffix("_names")
+    return f"Keras {keras.__version__} has changed the private name {name}"
+
+
+def chain(make=keras.Sequential):
+    parts = [layers.Dense(3, name="first"), layers.Dense(2, name="last")]
+    if make is keras.Sequential:
+        return keras.Sequential([keras.Input((4,)), *parts])
+    inputs = x = keras.Input((4,))
+    for part in parts:
+        x = part(x)
+    return make(inputs, x)
+
+
+def test_flatten_layers(broken):
+    inner = chain()
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, layers.Dense(1, name="head")(inner(inputs)))
+    found = keras_internals.layers_within(model)
+    assert found[0] is model, broken
+    names = {layer.name for layer in found}
+    assert {inner.name, "first", "last", "head"} <= names, broken
+
+
+@keras.saving.register_keras_serializable("test_keras_internals")
+class Plain(keras.Model):
+    """A class of its own that changes nothing."""
+
+
+class Doubled(keras.Model):
+    def call(self, inputs, training=None, mask=None):
+        return 2 * super().call(inputs, training=training, mask=mask)
+
+
+class DoubledChain(keras.Sequential):
+    def call(self, inputs, training=None, mask=None):
+        return 2 * super().call(inputs, training=training, mask=mask)
+
+
+def test_keras_src_names(broken):
+    """The module and the names of the `call` that plain models have."""
+    for make in (keras.Sequential, keras.Model, Plain):
+        assert keras_internals.is_plain_graph(chain(make)), broken
+    for other in (chain(Doubled), DoubledChain(), layers.Dense(1), None):
+        assert not keras_internals.is_plain_graph(other), broken
+
+
+def test_run_through_graph(broken):
+    model = chain(keras.Model)
+    called = []
+
+    def call(operation, *args, **kwargs):
+        called.append(operation.name)
+        return operation(*args, **kwargs)
+
+    outputs = keras_internals.run_through_graph(model, [X], call)
+    assert called == ["first", "last"], broken
+    [outputs] = keras.tree.flatten(outputs)
+    np.testing.assert_array_equal(outputs, model(X), err_msg=broken)
+
+
+def test_functional(broken):
+    model = chain()
+    model(X)
+    graph = keras_internals.functional_graph(model)
+    assert isinstance(graph, keras.Model) and graph is not model, broken
+    assert [layer.name for layer in graph.layers[1:]] == ["first", "last"]
+    plain = chain(keras.Model)
+    assert keras_internals.functional_graph(plain) is plain, broken
+
+
+def test_nodes_by_depth(broken):
+    nodes = keras_internals.nodes_of(chain(keras.Model))
+    names = [node.operation.name for node in nodes]
+    assert sorted(names)[:1] + sorted(names)[2:] == ["first", "last"], broken
+    for node in nodes:
+        assert node.arguments.args or node.is_input, broken
+        assert keras.tree.flatten(node.outputs), broken
+
+
+def test_keras_history(broken):
+    inputs = keras.Input((5, 4))
+    layer = layers.LSTM(3, return_state=True)
+    for position, tensor in enumerate(layer(inputs)):
+        found = keras_internals.producer(tensor)
+        assert found == (layer, position), broken
+
+
+def test_outbound_nodes(broken):
+    inputs = keras.Input((4,))
+    readers = [layers.Dense(3), layers.Dense(2)]
+    for reader in readers:
+        reader(inputs)
+    nodes = keras_internals.nodes_after(inputs)
+    assert [node.operation for node in nodes] == readers, broken
+    for node in nodes:
+        assert keras.tree.flatten(node.arguments.args)[0] is inputs, broken
+
+
+def test_keras_tensor_and_input_layer_names(broken):
+    """Names that Keras makes up for what the user gave none."""
+    unnamed = [keras.Input((4,)), keras.Input((4,))]
+    computed = unnamed[0] * 2
+    cloned = keras.models.clone_model(chain(keras.Model)).inputs
+    deferred = keras.Sequential([layers.Dense(1)])
+    deferred(X)
+    for tensor in (*unnamed, computed, *cloned, *deferred.inputs):
+        assert keras_internals.is_made_up_name(tensor.name), broken
+    for name in ("image", "keras_tensor_of_mine", "my_input_layer", "input"):
+        assert not keras_internals.is_made_up_name(name), broken
+
+
+def test_moments(broken):
+    layer = layers.BatchNormalization()
+    layer.build((None, 4))
+    with keras_internals.watched_moments([layer]) as moments:
+        layer(X, training=True)
+        layer(X + 1, training=True)
+        assert len(moments[0]) == 2, broken
+    for (mean, variance), shift in zip(moments[0], (0, 1), strict=True):
+        np.testing.assert_allclose(mean, X.mean(0) + shift, err_msg=broken)
+        np.testing.assert_allclose(variance, X.var(0), err_msg=broken)
+    assert "_moments" not in vars(layer)
+    layer(X, training=True)
+    assert len(moments[0]) == 2
+
+
+def test_initial_epoch(broken):
+    model = chain()
+    model.compile("sgd", "mse")
+    assert keras_internals.initial_epoch(model) is None, broken
+    keras_internals.set_initial_epoch(model, 2)
+    assert keras_internals.initial_epoch(model) == 2
+    history = model.fit(X, X[:, :2], epochs=3, verbose=0)
+    assert history.epoch == [2], broken
+    keras_internals.set_initial_epoch(model, None)
+    assert model.fit(X, X[:, :2], verbose=0).epoch == [0], broken
+
+
+PRIVATE = {
+    "_flatten_layers",
+    "_functional",
+    "_initial_epoch",
+    "_keras_history",
+    "_moments",
+    "_nodes_by_depth",
+    "_outbound_nodes",
+    "_run_through_graph",
+}
+PACKAGE = pathlib.Path(cbnn_keras.__file__).parent
+
+
+def private_names(path):
+    """Private names of Keras in a module, as attributes or as texts."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute) and node.attr in PRIVATE:
+            # An attribute of that name may be the module's own.
+            owner = getattr(node.value, "id", None)
+            if owner not in ("self", "cls"):
+                yield node.attr
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = node.value
+            if text in PRIVATE or text.startswith("keras.src"):
+                yield text
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            module = getattr(node, "module", None) or ""
+            names = {module, *(alias.name for alias in node.names)}
+            yield from (n for n in names if n.startswith("keras.src"))
+
+
+def test_private_names_are_in_one_module():
+    found = {
+        str(path.relative_to(PACKAGE)): sorted(set(private_names(path)))
+        for path in PACKAGE.rglob("*.py")
+    }
+    own = found.pop("models/keras_internals.py")
+    assert own == sorted(["keras.src.models.", *PRIVATE])
+    # To be removed with the change of training/ that calls `initial_epoch`.
+    found.pop("training/checkpointing.py", None)
+    assert {path: names for path, names in found.items() if names} == {}
