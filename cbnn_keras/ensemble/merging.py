@@ -26,11 +26,13 @@ def merge(
     voting: str = "soft",
     priors: np.ndarray | None = None,
     inputs: Any = None,
+    received: Any = None,
+    with_members: bool = False,
 ) -> keras.Model:
     """One model with a shared input and the vote-weighted mean as output.
 
     Probabilities are averaged, never logits; with `voting="hard"` one-hot
-    decisions are. The output layer is called `probabilities`.
+    votes are. The output layer is called `probabilities`.
 
     Args:
         members: Models of one architecture with weights of their own. They are
@@ -40,19 +42,32 @@ def merge(
         voting: `"soft"` or `"hard"`.
         priors: What the mean is divided by, see `threshold`.
         inputs: `keras.Input`s for subclassed members, whose own are unknown.
+        received: What the members are called with, where layers are in front
+            of them: made from the `inputs`. Defaults to the `inputs`.
+        with_members: Whether the outputs are a dict of `probabilities` and
+            `members`, the probabilities of each member, shape `(batch,
+            num_members, num_classes)`.
     """
     if inputs is None:
         inputs = inputs_like(members[0])
-    taken = {tensor.name for tensor in keras.tree.flatten(inputs)}
-    if "probabilities" in taken:
+    if "probabilities" in {t.name for t in keras.tree.flatten(inputs)}:
         raise ValueError(
             "An input of the model is called 'probabilities', which is the "
             "name of the output. Give it another name: inputs=keras.Input(..., "
             'name="another").'
         )
-    outputs = member_outputs(members, inputs, classifier)
+    received = inputs if received is None else received
+    taken = {operation.name for operation in _operations(inputs, received)}
+    outputs = member_outputs(members, received, classifier, taken=taken)
     average = combine(outputs, votes, voting=voting, priors=priors, taken=taken)
-    return keras.Model(inputs, average, name="checkpoint_ensemble")
+    results = average
+    if with_members:
+        columns = [keras.ops.cast(output, "float32") for output in outputs]
+        results = {
+            "probabilities": average,
+            "members": keras.ops.stack(columns, axis=1),
+        }
+    return keras.Model(inputs, results, name="checkpoint_ensemble")
 
 
 def inputs_like(model: keras.Model) -> Any:
@@ -73,7 +88,11 @@ def inputs_like(model: keras.Model) -> Any:
 
 
 def member_outputs(
-    members: list[keras.Model], inputs: Any, classifier: Classifier
+    members: list[keras.Model],
+    inputs: Any,
+    classifier: Classifier,
+    *,
+    taken: Collection[str] = (),
 ) -> list[Any]:
     """The probabilities of each member, as symbolic tensors.
 
@@ -86,13 +105,13 @@ def member_outputs(
         members: As in `merge`.
         inputs: What they are called with, in their structure.
         classifier: How to read their outputs.
+        taken: Names that layers must not get.
     """
     calls = _Calls(len(members))
     outputs = []
     for number, member in enumerate(members):
         calls.start(number)
         outputs.append(_probabilities(calls.run(member, inputs), classifier))
-    taken = {tensor.name for tensor in keras.tree.flatten(inputs)}
     calls.rename(taken)
     return outputs
 
@@ -122,18 +141,19 @@ def combine(
             float(share),
             dtype="float32",
             name=_free_name(f"vote_{number}", taken),
-        )(_decisions(output) if voting == "hard" else output)
+        )(_one_hot_votes(output) if voting == "hard" else output)
         for number, (output, share) in enumerate(
             zip(outputs, shares, strict=True)
         )
     ]
+    last = _free_name("probabilities", taken)
     if priors is None and len(parts) > 1:
-        return keras.layers.Add(dtype="float32", name="probabilities")(parts)
+        return keras.layers.Add(dtype="float32", name=last)(parts)
     average = parts[0]
     if len(parts) > 1:
         name = _free_name("average", taken)
         average = keras.layers.Add(dtype="float32", name=name)(parts)
-    return keras.layers.Identity(dtype="float32", name="probabilities")(
+    return keras.layers.Identity(dtype="float32", name=last)(
         threshold(average, priors)
     )
 
@@ -329,6 +349,13 @@ _TRAINING_ONLY = {
 }
 
 
+def _operations(inputs: Any, received: Any) -> list[Any]:
+    """Inputs, and the layers between them and what members receive."""
+    tensors = keras.tree.flatten(inputs)
+    front = keras.Model(tensors, keras.tree.flatten(received), name="front")
+    return front.operations
+
+
 def _takes_dict(model: keras.Model) -> bool:
     # A Sequential model has no `.input` before it was called.
     return not isinstance(model, keras.Sequential) and isinstance(
@@ -370,7 +397,8 @@ def _probabilities(outputs: Any, classifier: Classifier) -> Any:
     return keras.layers.Activation(activation, dtype="float32")(outputs)
 
 
-def _decisions(probabilities: Any) -> Any:
+def _one_hot_votes(probabilities: Any) -> Any:
+    """`metrics.one_hot_votes` of symbolic tensors; ties to the lower class."""
     if probabilities.shape[-1] == 1:
         return keras.ops.cast(probabilities > 0.5, "float32")
     # Without an argmax, which Keras makes of an op that ONNX does not have.

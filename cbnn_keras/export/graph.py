@@ -383,19 +383,15 @@ def _build_model(
     if preprocess is not None:
         received = preprocess(received)
     _check_shapes(members[0], received)
-    outputs = merging.member_outputs(members, received, ensemble.classifier)
-    return keras.Model(
-        tensors,
-        {
-            "probabilities": merging.combine(
-                outputs, ensemble.votes, voting=voting, priors=priors
-            ),
-            "members": keras.ops.stack(
-                [keras.ops.cast(output, "float32") for output in outputs],
-                axis=1,
-            ),
-        },
-        name="checkpoint_ensemble",
+    return merging.merge(
+        members,
+        ensemble.votes,
+        ensemble.classifier,
+        voting=voting,
+        priors=priors,
+        inputs=tensors,
+        received=received,
+        with_members=True,
     )
 
 

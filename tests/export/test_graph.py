@@ -1192,3 +1192,18 @@ def test_ensemble_is_left_as_it_was():
     graph.reference(graph.samples(3))
     assert [weight.tobytes() for weight in model.get_weights()] == before
     assert [layer.name for layer in model.layers] == names
+
+
+@pytest.mark.parametrize("name", ["vote_0", "average", "member_0_dense"])
+def test_a_layer_in_front_may_be_called_like_one_of_the_merged_model(name):
+    ensemble = memory_ensemble(dense_model(), [1.0, 2.0])
+    graph = ServingGraph(
+        ensemble,
+        preprocess=layers.Rescaling(2.0, name=name),
+        priors=[0.5, 0.3, 0.2],
+    )
+    np.testing.assert_allclose(
+        outputs_of(graph, X)["probabilities"],
+        ensemble.predict(2 * X, priors=[0.5, 0.3, 0.2], verbose=0),
+        atol=1e-6,
+    )
