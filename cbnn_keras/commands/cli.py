@@ -2,12 +2,14 @@
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import json
 import os
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from cbnn_keras.version import __version__
 
@@ -174,13 +176,13 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=["saved_model", "onnx", "triton"],
         default="saved_model",
-        help="(default: %(default)s); triton is a model repository's folder",
+        help="(default: %(default)s); triton is a model of its repository",
     )
     parser.add_argument(
         "--output",
         type=pathlib.Path,
         help="where to (default: exports/ and the run's name); a SavedModel "
-        "and a Triton model get the next version number in that folder",
+        "and a Triton model get the next version number in that directory",
     )
     parser.add_argument(
         "--members",
@@ -197,6 +199,7 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--outputs",
+        type=_names,
         default="probabilities",
         help="a list, with commas, of probabilities, class, top_k, members, "
         "disagreement (default: %(default)s)",
@@ -227,9 +230,9 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
         "--serving-config",
         nargs="?",
         const="",
-        metavar="FOLDER",
-        help="also write models.config for TensorFlow Serving; FOLDER is where "
-        "the server sees the models (/models in its container)",
+        metavar="DIRECTORY",
+        help="also write models.config for TensorFlow Serving; DIRECTORY is "
+        "where the server sees the models (/models in its container)",
     )
     _add_data_options(parser)
 
@@ -314,8 +317,7 @@ def _export(parsed: argparse.Namespace) -> None:
     if parsed.precision == "int8" and parsed.data is None:
         parsed.error("--precision int8 needs --data FILE to calibrate with")
     with _quiet_start():
-        from cbnn_keras.commands.export import export_run
-        from cbnn_keras.export.tf_serving import next_commands
+        from cbnn_keras.commands.export import export_run, next_commands
 
         _start_devices()
     artefact = export_run(
@@ -325,14 +327,8 @@ def _export(parsed: argparse.Namespace) -> None:
         num_members=parsed.members,
         precision=parsed.precision,
         serving_config=parsed.serving_config,
-        outputs=[name.strip() for name in parsed.outputs.split(",")],
-        top_k=parsed.top_k,
-        voting=parsed.voting,
-        priors=parsed.priors,
-        class_names=parsed.class_names,
-        preprocess=parsed.preprocess,
         data=parsed.data,
-        tolerance=parsed.tolerance,
+        **_serving_options(parsed),
     )
     print("\nNext:")
     for command in next_commands(
@@ -353,10 +349,21 @@ def _verify(parsed: argparse.Namespace) -> None:
     verify_run(
         parsed.artefact,
         parsed.run,
-        preprocess=parsed.preprocess,
         data=parsed.data,
-        tolerance=parsed.tolerance,
+        **_serving_options(parsed),
     )
+
+
+def _serving_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The arguments that are called like a field of `ServingOptions`."""
+    from cbnn_keras.export import ServingOptions
+
+    fields = {field.name for field in dataclasses.fields(ServingOptions)}
+    return {k: value for k, value in vars(parsed).items() if k in fields}
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
 
 
 def _start_devices() -> None:

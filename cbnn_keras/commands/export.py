@@ -1,18 +1,24 @@
 """Exports of a run directory, for the command line."""
 
 import pathlib
-from collections.abc import Sequence
+import shlex
 from typing import Any
 
 from cbnn_keras.commands.inputs import load_inputs, load_priors, read_lines
-from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
-from cbnn_keras.export.graph import ServingOptions
+from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.export.onnx import export_onnx
 from cbnn_keras.export.placing import Artefact
 from cbnn_keras.export.saved_model import export_saved_model
 from cbnn_keras.export.triton import export_triton
 from cbnn_keras.export.verify import Parity, verify_artefact
 from cbnn_keras.models import copying
+
+# Options of an export that are files on the command line.
+_READERS = {
+    "priors": load_priors,
+    "class_names": read_lines,
+    "preprocess": copying.load_architecture,
+}
 
 
 def export_run(
@@ -23,14 +29,8 @@ def export_run(
     num_members: int | None = None,
     precision: str = "float32",
     serving_config: str | None = None,
-    outputs: Sequence[str] = ("probabilities",),
-    top_k: int = 5,
-    voting: str = "soft",
-    priors: pathlib.Path | None = None,
-    class_names: pathlib.Path | None = None,
-    preprocess: pathlib.Path | None = None,
     data: pathlib.Path | None = None,
-    tolerance: float | None = None,
+    **options: Any,
 ) -> Artefact:
     """Exports what is in a run directory.
 
@@ -39,36 +39,25 @@ def export_run(
         format: `"saved_model"`, `"onnx"` or `"triton"`.
         output: Where to; by default `exports/` and the name of the run.
         num_members: At most so many members, at equal intervals.
-        precision: As in `export_onnx`; `data` are then the calibration data.
-        serving_config: As in `export_saved_model`.
-        outputs: See `ServingOptions`, as well as the next two.
-        top_k: How many classes.
-        voting: How members are combined.
-        priors: An `.npy` file with the share of each class in training, or a
-            text file with one in each line.
-        class_names: A text file with the name of a class in each line.
-        preprocess: A `.keras` file.
+        precision: What to compute in, see `export_onnx`; `data` are then the
+            calibration data.
+        serving_config: The directory of the models as TensorFlow Serving sees
+            it, see `export_saved_model`.
         data: An `.npz` file with `x`, or with an array for each input.
-        tolerance: See `ServingOptions`.
+        **options: The fields of `ServingOptions`, some of them as files:
+            `priors`, an `.npy` file with the share of each class in training,
+            or a text file with one per line; `class_names`, a text file with
+            the name of a class in each line; `preprocess`, a `.keras` file.
     """
     ensemble = CheckpointEnsemble.load(run)
     if num_members is not None:
         ensemble = ensemble.select(num=num_members)
     samples = None if data is None else load_inputs(data)
-    options: ServingOptions = {
-        "outputs": outputs,
-        "top_k": top_k,
-        "voting": voting,
-        "priors": None if priors is None else load_priors(priors),
-        "class_names": read_lines(class_names),
-        "preprocess": _load_layers(preprocess),
-        "sample_data": samples,
-        "tolerance": tolerance,
-    }
+    given = {**_read(options), "sample_data": samples}
     target = output or default_output(run, format)
     if format == "saved_model":
         return export_saved_model(
-            ensemble, target, serving_config=serving_config, **options
+            ensemble, target, serving_config=serving_config, **given
         )
     export = export_onnx if format == "onnx" else export_triton
     calibration = samples if precision == "int8" else None
@@ -77,7 +66,7 @@ def export_run(
         target,
         precision=precision,
         calibration_data=calibration,
-        **options,
+        **given,
     )
 
 
@@ -85,29 +74,84 @@ def verify_run(
     artefact: pathlib.Path,
     run: pathlib.Path,
     *,
-    preprocess: pathlib.Path | None = None,
     data: pathlib.Path | None = None,
-    tolerance: float | None = None,
+    **options: Any,
 ) -> Parity:
-    """Compares an artefact with the run that it was exported from."""
+    """Compares an artefact with the run that it was exported from.
+
+    Args:
+        artefact: What an export wrote.
+        run: The run directory.
+        data: An `.npz` file with `x`, or with an array for each input.
+        **options: Those of `verify_artefact`; `preprocess` is a file.
+    """
     return verify_artefact(
         artefact,
         CheckpointEnsemble.load(run),
-        preprocess=_load_layers(preprocess),
         sample_data=None if data is None else load_inputs(data),
-        tolerance=tolerance,
+        **_read(options),
     )
 
 
 def default_output(run: pathlib.Path, format: str) -> pathlib.Path:
+    """Where an export goes that is not told where to."""
     name = run.resolve().name
-    folder = pathlib.Path("exports")
+    directory = pathlib.Path("exports")
     return {
-        "saved_model": folder / name,
-        "onnx": folder / f"{name}.onnx",
-        "triton": folder / "triton" / name,
+        "saved_model": directory / name,
+        "onnx": directory / f"{name}.onnx",
+        "triton": directory / "triton" / name,
     }[format]
 
 
-def _load_layers(path: pathlib.Path | None) -> Any:
-    return None if path is None else copying.load_architecture(path)
+def next_commands(
+    format: str,
+    path: pathlib.Path,
+    run: pathlib.Path,
+    *,
+    preprocess: pathlib.Path | None = None,
+    data: pathlib.Path | None = None,
+) -> list[str]:
+    """What to type after an export: how to verify it, and how to serve it.
+
+    Args:
+        format: What the artefact is.
+        path: Where it is.
+        run: The run directory that it was exported from.
+        preprocess: The file that the export was given, if it was.
+        data: The data that the export was given, if it was.
+    """
+    verify = ["cbnn", "verify", str(path), "--run", str(run)]
+    for option, value in (
+        ("--preprocess", preprocess),
+        ("--data", data),
+    ):
+        if value is not None:
+            verify += [option, str(value)]
+    name = path.parent.name
+    serve = {
+        "saved_model": [
+            *("docker", "run", "--rm", "-p", "8501:8501"),
+            *("-v", f"{path.parent}:/models/{name}"),
+            *("-e", f"MODEL_NAME={name}", "tensorflow/serving"),
+        ],
+        "onnx": ["python", "-c", _PYTHON.format(path=str(path))],
+        "triton": ["tritonserver", "--model-repository", str(path.parent)],
+    }[format]
+    return [shlex.join(verify), shlex.join(serve)]
+
+
+_PYTHON = (
+    "import onnxruntime as ort; "
+    "print([i.name for i in ort.InferenceSession({path!r}).get_inputs()])"
+)
+
+
+def _read(options: dict[str, Any]) -> dict[str, Any]:
+    """Options with the content of files in place of their paths."""
+    return {
+        name: _READERS[name](value)
+        if name in _READERS and value is not None
+        else value
+        for name, value in options.items()
+    }

@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from numpy.typing import ArrayLike
 
 from cbnn_keras import imbalance
 from cbnn_keras.models import keras_internals
@@ -24,7 +25,7 @@ def merge(
     classifier: Classifier,
     *,
     voting: str = "soft",
-    priors: np.ndarray | None = None,
+    priors: ArrayLike | None = None,
     inputs: Any = None,
     received: Any = None,
     with_members: bool = False,
@@ -121,7 +122,7 @@ def combine(
     votes: np.ndarray,
     *,
     voting: str = "soft",
-    priors: np.ndarray | None = None,
+    priors: ArrayLike | None = None,
     taken: Collection[str] = (),
 ) -> Any:
     """The vote-weighted mean of symbolic probabilities, `probabilities`.
@@ -158,7 +159,7 @@ def combine(
     )
 
 
-def threshold(probabilities: Any, priors: np.ndarray | None) -> Any:
+def threshold(probabilities: Any, priors: ArrayLike | None) -> Any:
     """`imbalance.threshold` of tensors, symbolic or not, in float32.
 
     Args:
@@ -313,38 +314,15 @@ class _Calls:
 _TRAINING_ONLY = {
     getattr(keras.layers, name)
     for name in (
-        "ActivityRegularization",
-        "AlphaDropout",
-        "AugMix",
-        "CutMix",
-        "Dropout",
-        "GaussianDropout",
-        "GaussianNoise",
-        "MixUp",
-        "RandAugment",
-        "RandomBrightness",
-        "RandomColorDegeneration",
-        "RandomColorJitter",
-        "RandomContrast",
-        "RandomElasticTransform",
-        "RandomErasing",
-        "RandomFlip",
-        "RandomGaussianBlur",
-        "RandomGrayscale",
-        "RandomHue",
-        "RandomInvert",
-        "RandomPerspective",
-        "RandomPosterization",
-        "RandomRotation",
-        "RandomSaturation",
-        "RandomSharpness",
-        "RandomShear",
-        "RandomTranslation",
-        "RandomZoom",
-        "SpatialDropout1D",
-        "SpatialDropout2D",
-        "SpatialDropout3D",
-    )
+        "ActivityRegularization AlphaDropout AugMix CutMix Dropout "
+        "GaussianDropout GaussianNoise MixUp RandAugment RandomBrightness "
+        "RandomColorDegeneration RandomColorJitter RandomContrast "
+        "RandomElasticTransform RandomErasing RandomFlip RandomGaussianBlur "
+        "RandomGrayscale RandomHue RandomInvert RandomPerspective "
+        "RandomPosterization RandomRotation RandomSaturation RandomSharpness "
+        "RandomShear RandomTranslation RandomZoom SpatialDropout1D "
+        "SpatialDropout2D SpatialDropout3D"
+    ).split()
     if hasattr(keras.layers, name)  # older versions of Keras lack some
 }
 

@@ -1,17 +1,19 @@
 """An ensemble -> one ONNX file."""
 
+import dataclasses
 import os
 import pathlib
-from typing import Any, Unpack
+from typing import Any
 
-from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
+from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.export import (
     onnx_conversion,
     onnx_files,
     onnx_precisions,
     placing,
 )
-from cbnn_keras.export.graph import ServingGraph, ServingOptions
+from cbnn_keras.export.graph import ServingGraph
+from cbnn_keras.export.options import ServingOptions
 from cbnn_keras.export.placing import Artefact
 from cbnn_keras.export.runtimes import OnnxRuntime
 from cbnn_keras.export.verify import TOLERANCES, Parity, compare
@@ -26,7 +28,7 @@ def export_onnx(
     precision: str = "float32",
     calibration_data: Any = None,
     verbose: int = 1,
-    **options: Unpack[ServingOptions],
+    **options: Any,
 ) -> Artefact:
     """Writes the ensemble as one ONNX file (opset 17).
 
@@ -49,7 +51,7 @@ def export_onnx(
         calibration_data: Some hundred real inputs, in the structure that
             clients send; needed for `"int8"`, and then used to verify as well.
         verbose: 0 for no output.
-        **options: See `ServingOptions`.
+        **options: The fields of `ServingOptions`.
 
     Returns:
         Where it is, how big, and how close to the Keras ensemble.
@@ -59,22 +61,18 @@ def export_onnx(
         ValueError: If an option does not fit, if an op cannot be converted, or
             if the file does not match the ensemble.
     """
+    serving_options = ServingOptions.from_keywords(options)
     reporter = Reporter(verbose)
-    destination = pathlib.Path(path).absolute()
-    if destination.is_dir():
-        raise ValueError(
-            f"{destination} is a folder; an ONNX export is a file. Give a name "
-            "for it, such as ensemble.onnx."
-        )
+    destination = _destination(pathlib.Path(path).absolute())
     with placing.written_aside(destination) as aside:
         unfinished = aside / destination.name
         parity = write_onnx(
             ensemble,
             unfinished,
             reporter,
+            serving_options,
             precision=precision,
             calibration_data=calibration_data,
-            **options,
         )
         onnx_files.move(unfinished, destination)
     artefact = Artefact(destination, onnx_files.num_bytes(destination), parity)
@@ -82,14 +80,23 @@ def export_onnx(
     return artefact
 
 
+def _destination(path: pathlib.Path) -> pathlib.Path:
+    if path.is_dir():
+        raise ValueError(
+            f"{path} is a directory; an ONNX export is a file. Give a name for "
+            "it, such as ensemble.onnx."
+        )
+    return path
+
+
 def write_onnx(
     ensemble: CheckpointEnsemble,
     path: pathlib.Path,
     reporter: Reporter,
+    options: ServingOptions,
     *,
-    precision: str = "float32",
-    calibration_data: Any = None,
-    **options: Unpack[ServingOptions],
+    precision: str,
+    calibration_data: Any,
 ) -> Parity:
     """Writes a file and verifies it; what is at `path` is not looked after.
 
@@ -98,13 +105,12 @@ def write_onnx(
     onnx_precisions.check(precision, calibration_data)
     for module in ("onnx", "tf2onnx", "onnxruntime"):
         extras.need(module, "onnx")
-    if options.get("sample_data") is None and calibration_data is not None:
-        options["sample_data"] = calibration_data
+    if options.sample_data is None:
+        options = dataclasses.replace(options, sample_data=calibration_data)
     with reporter.status("merging the members"):
-        graph = ServingGraph(ensemble, **options)
-    graph.metadata["precision"] = precision
+        graph = ServingGraph(ensemble, options)
     with reporter.status("converting to ONNX (minutes for large models)"):
-        model = onnx_conversion.to_onnx(graph)
+        model = onnx_conversion.to_onnx(graph, precision)
     onnx_files.save(model, path)
     if precision != "float32":
         with reporter.status(f"converting to {precision}"):

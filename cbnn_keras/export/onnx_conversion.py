@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras.export.graph import ServingGraph, metadata_as_text, trace
+from cbnn_keras.export.graph import ServingGraph, trace
+from cbnn_keras.export.runtimes import metadata_as_text
 from cbnn_keras.support import extras
 
 OPSET = 17  # tf2onnx stops at 18, which adds transpositions around pooling
@@ -17,8 +18,13 @@ _LARGE_MODEL = 2**24  # bytes
 _LARGE_WEIGHT = 2**14
 
 
-def to_onnx(graph: ServingGraph) -> Any:
-    """Converts a graph.
+def to_onnx(graph: ServingGraph, precision: str = "float32") -> Any:
+    """Converts a graph, in float32.
+
+    Args:
+        graph: What to convert.
+        precision: What the metadata say the file computes in, if it is to be
+            converted further.
 
     Returns:
         An `onnx.ModelProto` with all its weights in it, however large.
@@ -39,7 +45,7 @@ def to_onnx(graph: ServingGraph) -> Any:
     arrays = {name: _array(variable) for name, variable in weights.items()}
     _make_constant(model, _constants_of_layers(traced) | arrays)
     _fold(model)
-    _clean(model, graph)
+    _clean(model, graph.metadata(precision))
     return model
 
 
@@ -60,7 +66,7 @@ def _weights_apart(graph: ServingGraph) -> dict[str, keras.Variable]:
     """Weights that take no part in the conversion, by name.
 
     tf2onnx needs sixty times their size in memory, and fails above 2 GB. So
-    those of large models stay out of the graph until it is converted.
+    the weights of large models stay out of the graph until it is converted.
     """
     sizes = [(v, _array(v).nbytes) for v in graph.model.weights]
     if sum(size for _, size in sizes) < _LARGE_MODEL:
@@ -141,8 +147,8 @@ def _fold(model: Any) -> None:
             del graph.initializer[index]
 
 
-def _clean(model: Any, graph: ServingGraph) -> None:
-    """Inputs and outputs as promised, and the metadata."""
+def _clean(model: Any, metadata: dict[str, Any]) -> None:
+    """Names inputs and outputs as promised, and adds the metadata."""
     for value in (*model.graph.input, *model.graph.output):
         dimensions = value.type.tensor_type.shape.dim
         for axis, dimension in enumerate(dimensions):
@@ -153,9 +159,9 @@ def _clean(model: Any, graph: ServingGraph) -> None:
     del model.graph.value_info[:]  # has other names for the batch
     model.graph.name = "checkpoint_ensemble"
     model.producer_name = "cbnn_keras"
-    model.producer_version = graph.metadata["cbnn_keras_version"]
+    model.producer_version = metadata["cbnn_keras_version"]
     model.doc_string = ""
-    for key, text in metadata_as_text(graph.metadata).items():
+    for key, text in metadata_as_text(metadata).items():
         model.metadata_props.add(key=key, value=text)
 
 
@@ -182,7 +188,7 @@ def _check_operations(model: Any, graph: ServingGraph) -> None:
 
 
 def _nodes(graph: Any) -> Iterator[Any]:
-    """All nodes, with those in the bodies of loops and branches."""
+    """All nodes of a graph, also in the bodies of loops and branches."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
@@ -236,7 +242,7 @@ def _widen_scalars(graph: Any, nodes: list[Any]) -> list[Any]:
 def _fast() -> Iterator[None]:
     """Keeps tf2onnx from copying the graph before each of its optimisers.
 
-    It does so to go on without one that fails.
+    It does so to continue without one that fails.
     """
     name = "TF2ONNX_CATCH_ERRORS"
     before = os.environ.get(name)

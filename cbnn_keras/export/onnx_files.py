@@ -9,7 +9,8 @@ from cbnn_keras.export import placing
 from cbnn_keras.support import extras
 from cbnn_keras.support.files import fingerprint
 
-_LIMIT = 2**31 - 2**24  # of a protocol buffer, with room for the graph
+# What a protocol buffer can hold in bytes, with room for the graph.
+_LIMIT = 2**31 - 2**24
 
 
 def save(model: Any, path: pathlib.Path) -> None:
@@ -61,7 +62,7 @@ def num_bytes(path: pathlib.Path) -> int:
 
 
 def data_files(path: pathlib.Path) -> list[pathlib.Path]:
-    """Files of weights that belong to a model of ours."""
+    """The files of weights that belong to a model that an export wrote."""
     pattern = re.compile(re.escape(path.name) + r"\.[0-9a-f]{12}\.data")
     return sorted(p for p in path.parent.iterdir() if pattern.fullmatch(p.name))
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from cbnn_keras.export import onnx_files
 from cbnn_keras.export.graph import ServingGraph, by_name
+from cbnn_keras.export.options import check_data
 from cbnn_keras.support import extras
 
 PRECISIONS = ("float32", "float16", "int8")
@@ -18,7 +19,8 @@ def check(precision: str, calibration_data: Any) -> None:
     """Raises a `ValueError` for what does not go together."""
     if precision not in PRECISIONS:
         raise ValueError(
-            f"precision={precision!r}; choose from {', '.join(PRECISIONS)}."
+            f"precision must be one of {', '.join(PRECISIONS)}, not "
+            f"{precision!r}."
         )
     if precision == "int8" and calibration_data is None:
         raise ValueError(
@@ -30,6 +32,7 @@ def check(precision: str, calibration_data: Any) -> None:
             f"calibration_data is for precision='int8', not {precision!r}. Use "
             "sample_data to verify with real inputs."
         )
+    check_data("calibration_data", calibration_data)
 
 
 def convert(
@@ -39,6 +42,12 @@ def convert(
     calibration_data: Any,
 ) -> None:
     """Replaces an ONNX file in float32 by one in less.
+
+    Args:
+        path: The file.
+        precision: `"float16"` or `"int8"`.
+        graph: What the file was converted from.
+        calibration_data: Real inputs, for `"int8"`.
 
     Raises:
         ValueError: If the file has more than 2 GB, which the tools cannot read.
@@ -52,7 +61,7 @@ def convert(
         if precision == "float16":
             _to_float16(path)
         else:
-            _to_int8(path, by_name(graph, calibration_data))
+            _to_int8(path, by_name(graph.input_specs, calibration_data))
 
 
 def _to_float16(path: pathlib.Path) -> None:

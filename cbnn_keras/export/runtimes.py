@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from cbnn_keras.support import extras
 
+# Where a SavedModel keeps its metadata.
 METADATA = "assets.extra/cbnn_keras.json"
 
 
@@ -17,14 +18,14 @@ class Runtime(Protocol):
 
     Attributes:
         metadata: What the artefact says about itself.
-        input_names: In the order of the artefact.
+        input_names: The names of its inputs, in the artefact's order.
     """
 
     metadata: dict[str, Any]
     input_names: list[str]
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Outputs by name."""
+        """The outputs by name."""
 
 
 class SavedModelRuntime:
@@ -42,7 +43,7 @@ class SavedModelRuntime:
         self._function = self._loaded.signatures[endpoint]
         self.input_names = list(self._function.structured_input_signature[1])
         file = path / METADATA
-        self.metadata = json.loads(file.read_text()) if file.is_file() else {}
+        self.metadata = json.loads(file.read_bytes()) if file.is_file() else {}
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         tensors = {name: tf.constant(a) for name, a in inputs.items()}
@@ -79,8 +80,8 @@ def open_artefact(path: pathlib.Path) -> Runtime:
     """Opens what one of the exports wrote.
 
     Args:
-        path: A version folder of a SavedModel, a folder of versions, of which
-            the last is taken, an ONNX file, or a model of a Triton repository.
+        path: A version of a SavedModel, a directory of versions, of which the
+            last is taken, an ONNX file, or a model of a Triton repository.
 
     Raises:
         ValueError: If it is none of these.
@@ -97,6 +98,11 @@ def open_artefact(path: pathlib.Path) -> Runtime:
         f"{path} is neither a SavedModel, nor an ONNX file, nor a model of a "
         "Triton repository. Give what `cbnn export` wrote."
     )
+
+
+def metadata_as_text(metadata: dict[str, Any]) -> dict[str, str]:
+    """Each value as JSON, for formats that keep strings."""
+    return {key: json.dumps(value) for key, value in metadata.items()}
 
 
 def _from_text(properties: dict[str, str]) -> dict[str, Any]:

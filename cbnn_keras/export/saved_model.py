@@ -4,16 +4,22 @@ import json
 import keyword
 import os
 import pathlib
-from typing import Any, Unpack
+from typing import Any
 
 import tensorflow as tf
 
-from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
+from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.export import placing, tf_serving
-from cbnn_keras.export.graph import ServingGraph, ServingOptions, trace
+from cbnn_keras.export.graph import ServingGraph, trace
+from cbnn_keras.export.options import ServingOptions
 from cbnn_keras.export.placing import Artefact
 from cbnn_keras.export.runtimes import METADATA, SavedModelRuntime
-from cbnn_keras.export.verify import NUM_SAMPLES, TOLERANCES, compare
+from cbnn_keras.export.verify import (
+    NUM_SAMPLES,
+    TOLERANCES,
+    Parity,
+    compare,
+)
 from cbnn_keras.support.console import Reporter
 
 # Ops that call back into the Python process that made the graph.
@@ -26,7 +32,7 @@ def export_saved_model(
     *,
     serving_config: str | None = None,
     verbose: int = 1,
-    **options: Unpack[ServingOptions],
+    **options: Any,
 ) -> Artefact:
     """Writes the ensemble as one SavedModel that is ready to be served.
 
@@ -39,14 +45,14 @@ def export_saved_model(
 
     Args:
         ensemble: What to export.
-        path: The folder of the model, which gets the next version (1, 2, ...),
-            or that of a version which is not there yet.
-        serving_config: If given, `models.config` beside the model's folder
-            lists all models there. The value is the folder as the server sees
-            it: `"/models"` in TensorFlow Serving's container, or `""` for where
-            it is here.
+        path: The directory of the model, which gets the next version (1, 2,
+            ...), or that of a version which is not there yet.
+        serving_config: If given, `models.config` beside the model's directory
+            lists all models there. The value is the directory as the server
+            sees it: `"/models"` in TensorFlow Serving's container, or `""` for
+            where it is here.
         verbose: 0 for no output.
-        **options: See `ServingOptions`.
+        **options: The fields of `ServingOptions`.
 
     Returns:
         Where it is, how big, and how close to the Keras ensemble.
@@ -55,26 +61,25 @@ def export_saved_model(
         ValueError: If the version is there already, if an option does not fit,
             or if the SavedModel does not match the ensemble.
     """
+    serving_options = ServingOptions.from_keywords(options)
     reporter = Reporter(verbose)
     destination = _destination(pathlib.Path(path).absolute())
-    config = destination.parent.parent / "models.config"
+    name, config = destination.parent.name, _config_of(destination)
     if serving_config is not None:
-        tf_serving.check_replaceable(config)
+        placing.check_replaceable(config)
     with reporter.status("merging the members"):
-        graph = ServingGraph(ensemble, **options)
+        graph = ServingGraph(ensemble, serving_options)
     _check_input_names(graph)
     with placing.written_aside(destination) as aside:
         unfinished = aside / "model"
         with reporter.status("writing the SavedModel"):
-            _write(graph, unfinished, destination.parent.name)
+            _write(graph, unfinished, name)
         with reporter.status("comparing it with the Keras ensemble"):
-            tolerance = TOLERANCES["float32"]
-            parity = compare(SavedModelRuntime(unfinished), graph, tolerance)
-            members = SavedModelRuntime(unfinished, "members")
-            compare(members, graph, tolerance, outputs=["members"])
-        placing.move_folder(unfinished, destination)
-    if serving_config is not None:
-        tf_serving.write_models_config(config, serving_config)
+            parity = _compare(unfinished, graph)
+        texts = _texts(config, serving_config, name)
+        with placing.prepared(texts) as put_in_place:
+            placing.move_directory(unfinished, destination)
+            put_in_place()
     artefact = Artefact(destination, placing.num_bytes(destination), parity)
     reporter.line(str(artefact))
     return artefact
@@ -84,7 +89,7 @@ def _destination(path: pathlib.Path) -> pathlib.Path:
     if not path.name.isdecimal():
         if path.exists() and not path.is_dir():
             raise ValueError(
-                f"{path} is a file; a SavedModel is a folder of versions. "
+                f"{path} is a file; a SavedModel is a directory of versions. "
                 "Choose another name."
             )
         return placing.next_version(path)
@@ -96,25 +101,47 @@ def _destination(path: pathlib.Path) -> pathlib.Path:
     return path
 
 
+def _config_of(destination: pathlib.Path) -> pathlib.Path:
+    """`models.config` beside the directory of a version's model."""
+    return destination.parent.parent / "models.config"
+
+
+def _texts(
+    config: pathlib.Path, base: str | None, name: str
+) -> dict[pathlib.Path, str]:
+    """The configuration of the server, where it is asked for."""
+    if base is None:
+        return {}
+    text = tf_serving.models_config(config.parent, base, new_model=name)
+    return {config: text}
+
+
 def _check_input_names(graph: ServingGraph) -> None:
     """Raises a `ValueError` for names that endpoints cannot have."""
     for name in graph.input_specs:
         is_possible = name.isascii() and name.isidentifier()
         if not is_possible or keyword.iskeyword(name):
             raise ValueError(
-                f"Export: a SavedModel cannot have an input called {name!r}. "
-                "Use letters, digits and underscores: inputs=keras.Input(..., "
+                f"A SavedModel cannot have an input called {name!r}. Use "
+                "letters, digits and underscores: inputs=keras.Input(..., "
                 'name="another").'
             )
 
 
-def _write(graph: ServingGraph, folder: pathlib.Path, name: str) -> None:
+def _write(graph: ServingGraph, directory: pathlib.Path, name: str) -> None:
+    """Writes a SavedModel with metadata and warm-up requests.
+
+    Args:
+        graph: What to write.
+        directory: Where to.
+        name: The name that the model is served under.
+    """
     # One function for both endpoints, so that it is in the file once.
-    function = graph.function({*graph.outputs, "members"})
+    function = graph.function({*graph.options.outputs, "members"})
     run = trace(function, list(graph.input_specs.values()))
     _check_operations(graph, run.graph.as_graph_def())
     endpoints = {
-        "serving_default": _endpoint(graph, run, graph.output_names),
+        "serving_default": _endpoint(graph, run, graph.options.output_names),
         "members": _endpoint(graph, run, ["members"]),
     }
     module = tf.Module()
@@ -126,16 +153,26 @@ def _write(graph: ServingGraph, folder: pathlib.Path, name: str) -> None:
         for part in tf.train.TrackableView(graph.model).descendants()
         if isinstance(part, tf.saved_model.experimental.TrackableResource)
     ]
-    tf.saved_model.save(module, str(folder), signatures=endpoints)
-    extra = folder / METADATA
+    tf.saved_model.save(module, str(directory), signatures=endpoints)
+    extra = directory / METADATA
     extra.parent.mkdir()
-    extra.write_text(json.dumps(graph.metadata, indent=1) + "\n")
+    text = json.dumps(graph.metadata(), indent=1) + "\n"
+    extra.write_text(text, encoding="utf-8")
     tf_serving.write_warmup(
         extra.with_name("tf_serving_warmup_requests"),
         graph.samples(NUM_SAMPLES),
         model=name,
         endpoints=list(endpoints),
     )
+
+
+def _compare(directory: pathlib.Path, graph: ServingGraph) -> Parity:
+    """Compares both endpoints; gives the parity of the first."""
+    tolerance = TOLERANCES["float32"]
+    parity = compare(SavedModelRuntime(directory), graph, tolerance)
+    members = SavedModelRuntime(directory, "members")
+    compare(members, graph, tolerance, outputs=["members"])
+    return parity
 
 
 def _endpoint(graph: ServingGraph, run: Any, outputs: list[str]) -> Any:

@@ -2,13 +2,14 @@
 
 import os
 import pathlib
-from typing import Any, Unpack
+from typing import Any
 
-from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
-from cbnn_keras.export import placing, tf_serving
-from cbnn_keras.export.graph import ServingOptions
+from cbnn_keras.ensemble import CheckpointEnsemble
+from cbnn_keras.export import placing, triton_config
 from cbnn_keras.export.onnx import write_onnx
+from cbnn_keras.export.options import ServingOptions
 from cbnn_keras.export.placing import Artefact
+from cbnn_keras.support import arguments
 from cbnn_keras.support.console import Reporter
 
 
@@ -20,7 +21,7 @@ def export_triton(
     calibration_data: Any = None,
     max_batch_size: int = 64,
     verbose: int = 1,
-    **options: Unpack[ServingOptions],
+    **options: Any,
 ) -> Artefact:
     """Writes the ensemble as a model of a Triton model repository.
 
@@ -31,30 +32,27 @@ def export_triton(
 
     Args:
         ensemble: What to export.
-        path: The folder of the model, `repository/<name>`. It gets the next
+        path: The directory of the model, `repository/<name>`. It gets the next
             version (1, 2, ...), and its `config.pbtxt` is written anew.
-        precision: As in `export_onnx`.
-        calibration_data: As in `export_onnx`.
+        precision: What to compute in, see `export_onnx`.
+        calibration_data: Real inputs for `"int8"`, see `export_onnx`.
         max_batch_size: Up to so many samples are computed together.
         verbose: 0 for no output.
-        **options: See `ServingOptions`.
+        **options: The fields of `ServingOptions`.
 
     Returns:
-        The folder of the model, its size, and how close it is to the Keras
+        The directory of the model, its size, and how close it is to the Keras
         ensemble.
 
     Raises:
         ImportError, ValueError: As `export_onnx`.
     """
-    if max_batch_size < 1:
-        raise ValueError(f"max_batch_size={max_batch_size}; at least 1.")
+    serving_options = ServingOptions.from_keywords(options)
+    arguments.integer("export_triton", "max_batch_size", max_batch_size)
     reporter = Reporter(verbose)
-    folder = pathlib.Path(path).absolute()
-    destination = placing.next_version(folder)
-    config = folder / "config.pbtxt"
-    tf_serving.check_replaceable(config)
-    if not config.exists():  # then what is there is not ours
-        tf_serving.check_replaceable(folder / "labels.txt")
+    directory = pathlib.Path(path).absolute()
+    destination = placing.next_version(directory)
+    _check_replaceable(directory)
     with placing.written_aside(destination) as aside:
         unfinished = aside / "model"
         unfinished.mkdir()
@@ -62,22 +60,46 @@ def export_triton(
             ensemble,
             unfinished / "model.onnx",
             reporter,
+            serving_options,
             precision=precision,
             calibration_data=calibration_data,
-            **options,
         )
-        class_names = options.get("class_names")
-        text = tf_serving.triton_config(
-            folder.name,
-            unfinished / "model.onnx",
-            max_batch_size,
-            has_labels=class_names is not None,
-        )
-        placing.move_folder(unfinished, destination)
-        if class_names is not None:
-            labels = "".join(f"{name}\n" for name in class_names)
-            tf_serving.replace_text(folder / "labels.txt", labels)
-        tf_serving.replace_text(config, f"{tf_serving.MARK}\n{text}")
-    artefact = Artefact(folder, placing.num_bytes(destination), parity)
+        texts = _texts(directory, unfinished, max_batch_size, serving_options)
+        with placing.prepared(texts) as put_in_place:
+            placing.move_directory(unfinished, destination)
+            put_in_place()
+    artefact = Artefact(directory, placing.num_bytes(destination), parity)
     reporter.line(str(artefact))
     return artefact
+
+
+def _check_replaceable(directory: pathlib.Path) -> None:
+    """Raises a `ValueError` if a file of somebody else is in the way."""
+    config, labels = directory / "config.pbtxt", directory / "labels.txt"
+    placing.check_replaceable(config)
+    if not config.exists() or labels.is_dir():  # labels have no mark of ours
+        placing.check_replaceable(labels)
+
+
+def _texts(
+    directory: pathlib.Path,
+    unfinished: pathlib.Path,
+    max_batch_size: int,
+    options: ServingOptions,
+) -> dict[pathlib.Path, str]:
+    """The files beside the versions of a model."""
+    names = options.class_names
+    config = triton_config.config_text(
+        directory.name,
+        unfinished / "model.onnx",
+        max_batch_size,
+        has_labels=names is not None,
+    )
+    texts = {directory / "config.pbtxt": config}
+    if names is None:
+        return texts
+    # First: a configuration that names labels must find them.
+    return {
+        directory / "labels.txt": "".join(f"{name}\n" for name in names),
+        **texts,
+    }

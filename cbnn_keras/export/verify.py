@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from cbnn_keras import metrics
-from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
+from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.export.graph import ServingGraph
+from cbnn_keras.export.options import ServingOptions
 from cbnn_keras.export.runtimes import Runtime, open_artefact
 from cbnn_keras.support.console import Reporter
 
@@ -29,8 +30,9 @@ class Tolerance:
     """What counts as the same.
 
     Attributes:
-        difference: The largest one allowed in any probability; ten times as
-            much in those of single members, whose rounding is not averaged.
+        difference: The largest difference allowed in any probability; ten
+            times as much in those of single members, whose rounding is not
+            averaged.
         agreement: The smallest share allowed of samples that get the same
             class, among the clear ones.
         margin: A sample is clear if its first class is ahead of the second by
@@ -43,7 +45,7 @@ class Tolerance:
 
 
 # Half precision has 3 decimal digits. What eight bits may change is a matter of
-# the model; that clear decisions stay is what one can ask of all.
+# the model; that clear samples keep their class is what one can ask of all.
 TOLERANCES = {
     "float32": Tolerance(difference=1e-5, agreement=1.0, margin=2e-5),
     "float16": Tolerance(difference=2e-2, agreement=1.0, margin=4e-2),
@@ -56,7 +58,7 @@ class Parity:
     """How close an artefact is to the Keras ensemble.
 
     Attributes:
-        max_difference: The largest absolute one in any probability.
+        max_difference: The largest absolute difference in any probability.
         agreement: Share of samples that get the same class.
         num_samples: Number of samples compared.
     """
@@ -87,10 +89,11 @@ def verify_artefact(
     Args:
         artefact: A SavedModel, an ONNX file or a model of a Triton repository.
         ensemble: Has at least the members that are in the artefact.
-        preprocess: What the export was given, if it was.
-        inputs: Likewise.
-        sample_data: Real inputs; see `ServingOptions`.
-        tolerance: Likewise.
+        preprocess: The layer or model that the export was given, if it was.
+        inputs: The `keras.Input`s that the export was given, if it was.
+        sample_data: Real inputs to compare with; see `ServingOptions`.
+        tolerance: The largest difference allowed in any probability; see
+            `ServingOptions`.
         verbose: 0 for no output.
 
     Raises:
@@ -107,26 +110,21 @@ def verify_artefact(
             f"{path} was exported with `preprocess`. Give it here too: on the "
             "command line as --preprocess FILE.keras."
         )
-    graph = ServingGraph(
-        ensemble.take(metadata["members"]),
-        outputs=metadata["outputs"],
-        top_k=metadata["top_k"],
-        class_names=metadata["labels"],
+    options = ServingOptions.of_artefact(
+        metadata,
         preprocess=preprocess,
         inputs=inputs,
-        voting=metadata["voting"],
-        priors=metadata.get("priors"),  # older exports lack it
         sample_data=sample_data,
         tolerance=tolerance,
     )
+    graph = ServingGraph(ensemble.take(metadata["members"]), options)
     if sorted(runtime.input_names) != sorted(graph.input_specs):
         raise ValueError(
             f"{path} takes {', '.join(runtime.input_names)}, but the run's "
             f"model takes {', '.join(graph.input_specs)}: it is not an export "
             "of this run."
         )
-    precision = metadata.get("precision", "float32")
-    parity = compare(runtime, graph, TOLERANCES[precision])
+    parity = compare(runtime, graph, TOLERANCES[metadata["precision"]])
     Reporter(verbose).line(f"{path} matches: {parity}.")
     return parity
 
@@ -145,7 +143,7 @@ def compare(
         runtime: The artefact.
         graph: What it was made from.
         tolerance: What counts as the same, unless the user said so.
-        outputs: Those that are compared, if not all of the graph.
+        outputs: Which outputs are compared, if not all of the graph.
         num: At most so many samples, by default more of real ones.
 
     Raises:
@@ -157,23 +155,20 @@ def compare(
     inputs = graph.samples(num)
     expected = graph.reference(inputs)
     found = _in_batches(runtime, inputs)
-    wanted = graph.output_names if outputs is None else outputs
+    wanted = graph.options.output_names if outputs is None else outputs
     _check_shapes(found, {name: expected[name] for name in wanted})
     found = {name: found[name] for name in wanted}
-    differences = _differences(found, expected, graph)
-    is_same = _same_classes(found, expected, graph, tolerance)
-    allowed_difference = (
-        tolerance.difference if graph.tolerance is None else graph.tolerance
-    )
-    margin = max(tolerance.margin, 2 * (graph.tolerance or 0))
-    is_clear = _is_clear(found, expected, margin)
+    differences = _differences(found, expected, graph.options)
+    is_same = _same_classes(found, expected, graph.options, tolerance)
+    tolerance = _as_the_user_said(tolerance, graph.options.tolerance)
+    is_clear = _is_clear(found, expected, tolerance.margin)
     parity = Parity(
         float(np.max([0.0, *differences.values()])),  # NaN if one is
         float(np.mean(is_same)),
         len(is_same),
     )
     is_close = all(
-        difference <= allowed_difference * (10 if name == "members" else 1)
+        difference <= tolerance.difference * (10 if name == "members" else 1)
         for name, difference in differences.items()
     )
     num_clear_errors = np.sum(is_clear & ~is_same)
@@ -181,12 +176,26 @@ def compare(
     if not is_close or num_clear_errors > allowed:
         raise ValueError(
             f"The export does not match the Keras ensemble: {parity}; allowed "
-            f"are {allowed_difference:g} and {tolerance.agreement:.0%} of "
+            f"are {tolerance.difference:g} and {tolerance.agreement:.0%} of "
             f"{np.sum(is_clear)} samples that are clear. If it is "
             "rounding, as in very deep models, give real inputs as "
             "`sample_data` or a larger `tolerance`."
         )
     return parity
+
+
+def _as_the_user_said(
+    tolerance: Tolerance, difference: float | None
+) -> Tolerance:
+    """The tolerance with the largest difference that the user allows."""
+    if difference is None:
+        return tolerance
+    return dataclasses.replace(
+        tolerance,
+        difference=difference,
+        # Two probabilities may each be off by the difference.
+        margin=max(tolerance.margin, 2 * difference),
+    )
 
 
 def _in_batches(
@@ -227,9 +236,9 @@ def _check_shapes(
 def _differences(
     found: dict[str, np.ndarray],
     expected: dict[str, np.ndarray],
-    graph: ServingGraph,
+    options: ServingOptions,
 ) -> dict[str, float]:
-    """The largest one in each output that has probabilities."""
+    """The largest difference in each output that has probabilities."""
     differences: dict[str, float] = {
         name: float(np.abs(found[name] - expected[name]).max())
         for name in ("probabilities", "members", "top_k_probabilities")
@@ -238,7 +247,7 @@ def _differences(
     if "top_k_classes" in found:
         # By their probabilities: classes that are equally likely may change
         # places.
-        classes = graph.class_numbers(found["top_k_classes"])
+        classes = options.class_numbers(found["top_k_classes"])
         num_classes = expected["columns"].shape[1]
         is_class = (classes >= 0) & (classes < num_classes)
         chosen = np.take_along_axis(
@@ -254,16 +263,17 @@ def _differences(
 def _same_classes(
     found: dict[str, np.ndarray],
     expected: dict[str, np.ndarray],
-    graph: ServingGraph,
+    options: ServingOptions,
     tolerance: Tolerance,
 ) -> np.ndarray:
-    """Of each sample, whether all that depends on decisions is the same."""
+    """Whether all that depends on predicted classes is the same, by sample."""
     is_same = np.ones(len(expected["class"]), dtype=bool)
     if "probabilities" in found:
-        winners = metrics.predicted_classes(found["probabilities"])
-        is_same &= winners == expected["class"]
+        classes = metrics.predicted_classes(found["probabilities"])
+        is_same &= classes == expected["class"]
     if "class" in found:
-        is_same &= graph.class_numbers(found["class"]) == expected["class"]
+        classes = options.class_numbers(found["class"])
+        is_same &= classes == expected["class"]
     if "disagreement" in found:
         off = np.abs(found["disagreement"] - expected["disagreement"])
         is_same &= off <= min(tolerance.difference, 2e-3)  # shares in float16
@@ -277,7 +287,7 @@ def _is_clear(
 ) -> np.ndarray:
     is_clear = _margins(expected["probabilities"]) > margin
     if "disagreement" in found:
-        is_clear &= (_margins(expected["choices"]) > margin).all(axis=1)
+        is_clear &= (_margins(expected["opinions"]) > margin).all(axis=1)
     return is_clear
 
 

@@ -1,7 +1,10 @@
 """Exports of a run directory, with options that are files."""
 
+import ast
 import json
 import pathlib
+import shlex
+import subprocess
 
 import keras
 import numpy as np
@@ -15,9 +18,9 @@ from cbnn_keras.commands import export as export_module
 from cbnn_keras.commands.export import (
     default_output,
     export_run,
+    next_commands,
     verify_run,
 )
-from cbnn_keras.commands.inputs import load_priors
 
 X, Y = blobs()
 
@@ -40,11 +43,6 @@ def files(tmp_path):
     scaled = keras.layers.Rescaling(4 / 255, offset=-2)(pixels)
     keras.Model(pixels, scaled).save(tmp_path / "front.keras")
     return tmp_path
-
-
-def probabilities(path, x, name="input"):
-    session = onnxruntime.InferenceSession(path)
-    return session.run(["probabilities"], {name: x})[0]
 
 
 def metadata(path):
@@ -73,30 +71,12 @@ def test_default_outputs(format, expected):
         assert output == pathlib.Path(expected)
 
 
-def test_the_name_of_the_current_folder(tmp_path, monkeypatch):
-    (tmp_path / "digits").mkdir()
-    monkeypatch.chdir(tmp_path / "digits")
-    output = default_output(pathlib.Path("."), "onnx")
-    assert output == pathlib.Path("exports/digits.onnx")
-
-
-def test_the_name_of_the_folder_above(tmp_path, monkeypatch):
+def test_the_name_of_the_current_directory(tmp_path, monkeypatch):
     (tmp_path / "digits/members").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path / "digits/members")
-    output = default_output(pathlib.Path(".."), "onnx")
-    assert output == pathlib.Path("exports/digits.onnx")
-
-
-@pytest.mark.parametrize("format", ["saved_model", "onnx", "triton"])
-def test_the_default_is_used(format, run, monkeypatch):
-    """`test_cli.py` has the real ones."""
-    monkeypatch.setattr(
-        export_module,
-        f"export_{format}",
-        lambda ensemble, path, **options: path,
-    )
-    path = export_run(run, format=format)
-    assert path == default_output(run, format)
+    for current, run in (("digits", "."), ("digits/members", "..")):
+        monkeypatch.chdir(tmp_path / current)
+        output = default_output(pathlib.Path(run), "onnx")
+        assert output == pathlib.Path("exports/digits.onnx")
 
 
 # --- Options ---
@@ -112,6 +92,7 @@ def test_options_reach_the_onnx_file(run, files):
         outputs=["probabilities", "class", "top_k"],
         top_k=2,
         class_names=files / "labels.txt",
+        priors=files / "priors.txt",
         data=files / "data.npz",
     )
     assert artefact.path == output
@@ -128,10 +109,16 @@ def test_options_reach_the_onnx_file(run, files):
     assert found["outputs"] == ["probabilities", "class", "top_k"]
     assert found["top_k"] == 2
     assert found["precision"] == "float32"
+    assert found["priors"] == [0.5, 0.25, 0.25]
     chosen = ensemble.take(found["members"])
-    expected = chosen.predict(X, verbose=0)
+    weighted = chosen.predict(X, verbose=0) * [1, 2, 2]
+    session = onnxruntime.InferenceSession(output)
+    [probabilities] = session.run(["probabilities"], {"input": X})
     np.testing.assert_allclose(
-        probabilities(output, X), expected, rtol=0, atol=1e-5
+        probabilities,
+        weighted / weighted.sum(axis=1, keepdims=True),
+        rtol=0,
+        atol=1e-5,
     )
     parity = verify_run(output, run, data=files / "data.npz")
     assert parity.num_samples == 120
@@ -170,7 +157,8 @@ def test_a_preprocessing_is_put_in_front(run, files):
     expected = CheckpointEnsemble.load(run).predict(
         (pixels * (4 / 255) - 2).astype("float32"), verbose=0
     )
-    found = probabilities(output, pixels, "pixels")
+    session = onnxruntime.InferenceSession(output)
+    [found] = session.run(["probabilities"], {"pixels": pixels})
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
     with pytest.raises(
         ValueError,
@@ -179,22 +167,6 @@ def test_a_preprocessing_is_put_in_front(run, files):
     ):
         verify_run(output, run)
     verify_run(output, run, preprocess=files / "front.keras")
-
-
-def test_options_reach_the_saved_model(run, files):
-    artefact = export_run(
-        run,
-        format="saved_model",
-        output=files / "served/blobs",
-        serving_config="/models",
-        voting="hard",
-        class_names=files / "labels.txt",
-    )
-    text = (files / "served/models.config").read_text()
-    assert 'base_path: "/models/blobs"' in text
-    extra = artefact.path / "assets.extra/cbnn_keras.json"
-    found = json.loads(extra.read_text())
-    assert (found["voting"], found["labels"][1]) == ("hard", "grün")
 
 
 @pytest.mark.parametrize("format", ["saved_model", "onnx", "triton"])
@@ -246,31 +218,7 @@ def test_options_are_passed_on(format, run, files, monkeypatch):
     }
 
 
-def test_eight_bits_need_data(run, tmp_path):
-    with pytest.raises(ValueError, match="int8' needs calibration_data"):
-        export_run(
-            run, format="onnx", output=tmp_path / "a.onnx", precision="int8"
-        )
-    assert not any(tmp_path.iterdir())
-
-
 # --- Other files ---
-
-
-def test_priors_of_a_file(run, files):
-    np.save(files / "priors.npy", [2, 1, 1])
-    assert load_priors(files / "priors.npy").tolist() == [2, 1, 1]
-    output = files / "a.onnx"
-    export_run(run, format="onnx", output=output, priors=files / "priors.npy")
-    assert metadata(output)["priors"] == [0.5, 0.25, 0.25]
-    weighted = CheckpointEnsemble.load(run).predict(X, verbose=0) * [1, 2, 2]
-    np.testing.assert_allclose(
-        probabilities(output, X),
-        weighted / weighted.sum(axis=1, keepdims=True),
-        rtol=0,
-        atol=1e-5,
-    )
-    verify_run(output, run)
 
 
 @pytest.mark.parametrize(
@@ -299,7 +247,7 @@ def test_missing_files_are_named(options, error, message, run, tmp_path):
 def test_labels_must_fit_the_classes(run, tmp_path):
     labels = tmp_path / "labels.txt"
     labels.write_text("a\nb\n")
-    with pytest.raises(ValueError, match="2 class_names, .* for 3 classes"):
+    with pytest.raises(ValueError, match="one name per class, 3 in all, not 2"):
         export_run(
             run,
             format="onnx",
@@ -309,13 +257,48 @@ def test_labels_must_fit_the_classes(run, tmp_path):
     assert list(tmp_path.iterdir()) == [labels]
 
 
-def test_a_folder_without_a_run(tmp_path):
+def test_a_directory_without_a_run(tmp_path):
     with pytest.raises(ValueError, match=f"{tmp_path} holds no run"):
         export_run(tmp_path, format="onnx")
     with pytest.raises(ValueError, match=f"{tmp_path} holds no run"):
         verify_run(tmp_path, tmp_path)
 
 
-def test_a_folder_without_an_export(run, tmp_path):
-    with pytest.raises(ValueError, match="neither a SavedModel, nor an ONNX"):
-        verify_run(tmp_path, run)
+# --- What to type next ---
+
+
+def as_a_shell_reads(command):
+    """What the program gets, whichever it is."""
+    program = shlex.split(command)[0]
+    script = f"{program}() {{ printf '%s\\0' \"$@\"; }}\n{command}"
+    result = subprocess.run(
+        ["bash", "-c", script], check=True, capture_output=True, text=True
+    )
+    assert not result.stderr
+    return result.stdout.split("\0")[:-1]
+
+
+@pytest.mark.parametrize("name", ["flowers", "two words", "$HOME", "it's;\""])
+@pytest.mark.parametrize("format", ["saved_model", "onnx", "triton"])
+def test_next_commands_of_any_name(tmp_path, format, name):
+    run = tmp_path / f"run of {name}"
+    path = tmp_path / name / "1"
+    verify, serve = next_commands(format, path, run)
+    words = as_a_shell_reads(verify)
+    assert words == ["verify", str(path), "--run", str(run)]
+    words = as_a_shell_reads(serve)
+    if format == "saved_model":
+        assert words == [
+            *("run", "--rm", "-p", "8501:8501"),
+            *("-v", f"{path.parent}:/models/{name}"),
+            *("-e", f"MODEL_NAME={name}", "tensorflow/serving"),
+        ]
+    elif format == "onnx":
+        constants = [
+            node.value
+            for node in ast.walk(ast.parse(words[1]))
+            if isinstance(node, ast.Constant)
+        ]
+        assert (words[0], constants) == ("-c", [str(path)])
+    else:
+        assert words == ["--model-repository", str(path.parent)]

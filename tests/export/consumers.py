@@ -48,54 +48,44 @@ UNREACHABLE = (
 )
 
 
-def run_native(saved_model, signature, inputs):
+def run_native(saved_model, requests):
     """Outputs of a SavedModel in TensorFlow's C API, in a new process.
 
-    Raises:
-        RuntimeError: With what the process printed, if it failed.
+    Args:
+        saved_model: The directory of a version.
+        requests: Pairs of signature and inputs.
+
+    Returns:
+        The outputs of each request, by name.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "inputs.npz")
-        arrays = {n: np.asarray(x) for n, x in inputs.items()}
-        for name, array in arrays.items():
-            if array.dtype == object:
-                arrays[name] = array.astype("U")
-        np.savez(path, **arrays)
-        return _run_native_loader("run", saved_model, signature, path)
-
-
-def replay_warmup(saved_model):
-    """`(signature, inputs, outputs)` of each warm-up request, in order."""
-    requests = {}
-    for key, array in _run_native_loader("warmup", saved_model).items():
-        number, signature, kind, name = key.split("/", 3)
-        request = requests.setdefault(int(number), (signature, {}, {}))
-        request[1 if kind == "inputs" else 2][name] = array
-    return [requests[number] for number in sorted(requests)]
-
-
-def _run_native_loader(*arguments):
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "outputs.npz")
+    arrays = {
+        f"{number}/{signature}/{name}": _without_objects(array)
+        for number, (signature, inputs) in enumerate(requests)
+        for name, array in inputs.items()
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        given, made = (os.path.join(directory, n) for n in ("in.npz", "o.npz"))
+        np.savez(given, **arrays)
         _run(
-            [sys.executable, TESTS / "native_loader.py", *arguments, path],
+            [sys.executable, TESTS / "native_loader.py"]
+            + [saved_model, given, made],
             # The tests' own process may have taken all of a GPU's memory.
             env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
         )
-        with np.load(path) as arrays:
-            return dict(arrays)
+        answers = [{} for _ in requests]
+        with np.load(made) as outputs:
+            for key, array in outputs.items():
+                number, _, name = key.split("/")
+                answers[int(number)][name] = array
+    return answers
 
 
-def run_onnxruntime(path, inputs):
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    session = onnxruntime.InferenceSession(
-        path, options, providers=["CPUExecutionProvider"]
-    )
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, inputs), strict=True))
+def _without_objects(array):
+    """Strings as NumPy keeps them without pickle."""
+    if array.dtype != object:
+        return array
+    texts = [t.decode() if isinstance(t, bytes) else t for t in array.ravel()]
+    return np.array(texts, "U").reshape(array.shape)
 
 
 def run_openvino(path, inputs):
@@ -112,8 +102,11 @@ def run_openvino(path, inputs):
 def run_node(path, inputs):
     """Outputs of an ONNX file in Node.js."""
     modules = _node_modules()
-    with tempfile.TemporaryDirectory() as folder:
-        given, made = pathlib.Path(folder, "in"), pathlib.Path(folder, "out")
+    with tempfile.TemporaryDirectory() as directory:
+        given, made = (
+            pathlib.Path(directory, "in"),
+            pathlib.Path(directory, "out"),
+        )
         tensors = {
             name: {
                 "type": "string" if x.dtype.kind in "UO" else x.dtype.name,
@@ -146,14 +139,14 @@ def _install_node_modules():
     for program in ("node", "npm"):
         if not shutil.which(program):
             return None, f"{program} is not on PATH"
-    # 290 MB: one copy for all sessions, in a folder of this user alone.
+    # 290 MB: one copy for all sessions, in a directory of this user alone.
     user = os.getuid() if hasattr(os, "getuid") else "user"
-    folder = pathlib.Path(tempfile.gettempdir(), f"cbnn-keras-npm-{user}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
-        raise RuntimeError(f"{folder} belongs to somebody else.")
-    target = folder / f"onnxruntime-node-{ONNXRUNTIME_NODE}"
-    with _locked(folder / "lock"):
+    directory = pathlib.Path(tempfile.gettempdir(), f"cbnn-keras-npm-{user}")
+    directory.mkdir(mode=0o700, exist_ok=True)
+    if hasattr(os, "getuid") and directory.stat().st_uid != os.getuid():
+        raise RuntimeError(f"{directory} belongs to somebody else.")
+    target = directory / f"onnxruntime-node-{ONNXRUNTIME_NODE}"
+    with _locked(directory / "lock"):
         if not target.exists():
             reason = _npm_install(target)
             if reason:
@@ -202,7 +195,7 @@ def run_model_server(base_path, requests, config=None):
     (Linux's `unshare`), and so does the client: this file as a script.
 
     Args:
-        base_path: The folder of the versions.
+        base_path: The directory of the versions.
         requests: Pairs of signature and inputs.
         config: Text of a `models.config` whose model is called `ensemble`.
 
@@ -229,8 +222,8 @@ def run_model_server(base_path, requests, config=None):
         }
         for signature, inputs in requests
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [os.path.join(folder, n) for n in ("config", "in", "out")]
+    with tempfile.TemporaryDirectory() as directory:
+        paths = [os.path.join(directory, n) for n in ("config", "in", "out")]
         pathlib.Path(paths[0]).write_text(config)
         pathlib.Path(paths[1]).write_text(json.dumps(bodies))
         _run([*alone, sys.executable, __file__, *paths])

@@ -1,11 +1,9 @@
 """Runs a SavedModel as a C++ server does: without TensorFlow's Python.
 
-    python native_loader.py run SAVED_MODEL SIGNATURE IN.npz OUT.npz
-    python native_loader.py warmup SAVED_MODEL OUT.npz
+    python native_loader.py SAVED_MODEL REQUESTS.npz ANSWERS.npz
 
-`run` feeds the arrays of IN.npz by the names in the signature. `warmup` replays
-the requests in `assets.extra`, and of record 0 writes `0/SIGNATURE/inputs/NAME`
-and `0/SIGNATURE/outputs/NAME`. SAVED_MODEL is the folder with `saved_model.pb`.
+Arrays are called `0/SIGNATURE/NAME`, with the number of a request. SAVED_MODEL
+is the directory with `saved_model.pb`.
 
 TensorFlow's C API is called through ctypes and protobufs are read by hand, so
 that nothing is shared with the code that wrote them. What TensorFlow allocates
@@ -16,8 +14,6 @@ import ctypes
 import importlib.util
 import math
 import os
-import pathlib
-import struct
 import sys
 
 import numpy as np
@@ -32,8 +28,6 @@ DTYPES = {
     BOOL: np.bool_,
 }
 CODES = {np.dtype(dtype): code for code, dtype in DTYPES.items()}
-# The field of a TensorProto that holds the values of each type.
-VALUE_FIELDS = {1: 5, 2: 6, 3: 7, 4: 7, STRING: 8, 9: 10, BOOL: 11}
 TSTRING_SIZE = 24  # of `TF_TString`, on every 64-bit machine
 # A ConfigProto: one thread within and one between operations.
 ONE_THREAD = b"\x10\x01\x28\x01"
@@ -93,105 +87,6 @@ def map_of(message, wanted):
     }
 
 
-def numbers(message, code):
-    """The values of a TensorProto's typed field, packed or not."""
-    dtype = DTYPES[code]
-    values = []
-    for value in all_of(message, VALUE_FIELDS[code]):
-        if isinstance(value, int):
-            values.append(value)
-        elif np.issubdtype(dtype, np.floating):
-            values.extend(np.frombuffer(value, dtype))
-        else:
-            position = 0
-            while position < len(value):
-                item, position = varint(value, position)
-                values.append(item)
-    if np.issubdtype(dtype, np.signedinteger):
-        # Negative numbers travel as 64 bits in two's complement.
-        values = [v - (1 << 64) if v >> 63 else v for v in values]
-    return np.array(values, dtype)
-
-
-def tensor(message):
-    """The array in a TensorProto."""
-    code = last_of(message, 1, 0)
-    dims = all_of(last_of(message, 2), 2)
-    shape = [last_of(dim, 1, 0) for dim in dims]
-    content = last_of(message, 4)
-    if code == STRING:
-        strings = [bytes(value) for value in all_of(message, 8)]
-        values = np.array(strings, object)
-    elif len(content):
-        return np.frombuffer(content, DTYPES[code]).reshape(shape)
-    else:
-        values = numbers(message, code)
-    size = math.prod(shape)
-    if len(values) > size:
-        raise ValueError(f"{len(values)} values for a tensor of {shape}.")
-    if len(values) < size:
-        # The last value stands for the rest; without any it is the default.
-        empty = [b""] if code == STRING else [0]
-        rest = values[-1:] if len(values) else np.array(empty, values.dtype)
-        values = np.append(values, np.repeat(rest, size - len(values)))
-    return values.reshape(shape)
-
-
-# TFRecord.
-
-
-def crc32c_table():
-    table = []
-    for value in range(256):
-        for _ in range(8):
-            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
-        table.append(value)
-    return table
-
-
-CRC32C = crc32c_table()
-
-
-def masked_crc32c(data):
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = CRC32C[(crc ^ byte) & 0xFF] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-def records(path):
-    data = pathlib.Path(path).read_bytes()
-    position = 0
-    while position < len(data):
-        header = data[position : position + 12]
-        if len(header) < 12:
-            raise ValueError(f"{path} is cut off at byte {position}.")
-        length, crc = struct.unpack("<QI", header)
-        if masked_crc32c(header[:8]) != crc:
-            raise ValueError(f"{path}: wrong checksum at byte {position}.")
-        position += 12
-        record = data[position : position + length]
-        footer = data[position + length : position + length + 4]
-        if len(footer) < 4:
-            raise ValueError(f"{path} is cut off at byte {position}.")
-        if masked_crc32c(record) != struct.unpack("<I", footer)[0]:
-            raise ValueError(f"{path}: wrong checksum at byte {position}.")
-        position += length + 4
-        yield record
-
-
-def warmup_request(record):
-    """`(signature, inputs)` of a PredictionLog."""
-    logs = all_of(record, 6)
-    if not logs:
-        raise ValueError("A warm-up record is not a predict_log.")
-    request = last_of(logs[-1], 1)
-    signature = text(last_of(last_of(request, 1), 3))
-    inputs = {n: tensor(t) for n, t in map_of(request, 2).items()}
-    return signature or "serving_default", inputs
-
-
 # TensorFlow's C API.
 
 
@@ -212,9 +107,9 @@ def open_library():
     spec = importlib.util.find_spec("tensorflow")
     if spec is None:
         raise ModuleNotFoundError("tensorflow is not installed")
-    (folder,) = spec.submodule_search_locations
+    (directory,) = spec.submodule_search_locations
     # It needs libtensorflow_framework, whose functions are found through it.
-    library = ctypes.CDLL(os.path.join(folder, "libtensorflow_cc.so.2"))
+    library = ctypes.CDLL(os.path.join(directory, "libtensorflow_cc.so.2"))
     pointer, integer, size = ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t
     for name, result, *arguments in [
         ("NewStatus", pointer),
@@ -368,34 +263,20 @@ class SavedModel:
         return np.frombuffer(data, DTYPES[code]).reshape(shape)
 
 
-def storable(array):
-    """As NumPy keeps it without pickle."""
-    return array.astype("S") if array.dtype == object else array
-
-
-def run(saved_model, signature, inputs, outputs):
-    with np.load(inputs) as arrays:
-        results = SavedModel(saved_model).run(signature, dict(arrays))
-    np.savez(outputs, **results)
-
-
-def warmup(saved_model, outputs):
-    model = SavedModel(saved_model)
-    path = os.path.join(
-        saved_model, "assets.extra", "tf_serving_warmup_requests"
-    )
-    results = {}
-    for i, record in enumerate(records(path)):
-        signature, inputs = warmup_request(record)
-        for kind, arrays in [
-            ("inputs", inputs),
-            ("outputs", model.run(signature, inputs)),
-        ]:
-            for name, array in arrays.items():
-                results[f"{i}/{signature}/{kind}/{name}"] = storable(array)
-    np.savez(outputs, **results)
+def main(saved_model, requests, answers):
+    model, results = SavedModel(saved_model), {}
+    with np.load(requests) as arrays:
+        inputs = {}
+        for key, array in arrays.items():
+            request, _, name = key.rpartition("/")
+            inputs.setdefault(request, {})[name] = array
+    for request, given in inputs.items():
+        signature = request.partition("/")[2]
+        for name, array in model.run(signature, given).items():
+            results[f"{request}/{name}"] = array
+    np.savez(answers, **results)
 
 
 if __name__ == "__main__":
-    {"run": run, "warmup": warmup}[sys.argv[1]](*sys.argv[2:])
+    main(*sys.argv[1:])
     assert "tensorflow" not in sys.modules

@@ -12,10 +12,10 @@ import onnx.reference
 import onnxruntime
 import pytest
 import tensorflow as tf
+from export_helpers import serving_graph, softmax
 from helpers import dense_model, memory_ensemble, text_model
 
 from cbnn_keras.export import onnx_conversion
-from cbnn_keras.export.graph import ServingGraph
 
 layers = keras.layers
 VOTES = [1.0, 2.5]
@@ -25,7 +25,7 @@ RNG = np.random.default_rng(3)
 def converted(model, **options):
     """The ONNX model of an ensemble, and the weights of its members."""
     ensemble = memory_ensemble(model, VOTES)
-    proto = onnx_conversion.to_onnx(ServingGraph(ensemble, **options))
+    proto = onnx_conversion.to_onnx(serving_graph(ensemble, **options))
     onnx.checker.check_model(proto, full_check=True)
     weights = [member.get_weights() for member in ensemble.member_models()]
     return proto, weights
@@ -49,11 +49,6 @@ def sequential(*parts, dtype="float32", shape=(4,)):
 def voted(members):
     """The vote-weighted mean, in double precision."""
     return np.average(members, axis=0, weights=VOTES)
-
-
-def softmax(values):
-    exponentials = np.exp(values - values.max(axis=-1, keepdims=True))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)
 
 
 def operations(graph):
@@ -140,17 +135,6 @@ def test_every_dimension_has_a_number_or_a_name():
     assert_close(run(proto, **data), expected)
 
 
-def test_the_model_says_who_made_it():
-    from cbnn_keras import __version__
-
-    proto, _ = converted(dense_model())
-    assert {o.domain: o.version for o in proto.opset_import}[""] == 17
-    assert proto.producer_name == "cbnn_keras"
-    assert proto.producer_version == __version__
-    assert proto.graph.name == "checkpoint_ensemble"
-    assert proto.doc_string == ""
-
-
 # --- Constants that layers hold ---
 
 
@@ -168,26 +152,6 @@ def test_constants_of_normalization_are_no_inputs():
     x = RNG.normal(size=(5, 3)).astype("float32")
     normal = (x - [1, -2, 3]) / [2, 3, 0.5]
     expected = voted([softmax(normal @ w + b) for w, b in weights])
-    assert_close(run(proto, values=x), expected)
-
-
-def test_constants_of_an_adapted_normalization_are_no_inputs():
-    data = RNG.normal(5, 3, (200, 3))
-    normalization = layers.Normalization()
-    normalization.adapt(data)
-    model = keras.Sequential(
-        [
-            keras.Input((3,), name="values"),
-            normalization,
-            layers.Dense(3, activation="softmax"),
-        ]
-    )
-    proto, weights = converted(model)
-    assert input_names(proto) == ["values"]
-    x = RNG.normal(5, 3, (5, 3)).astype("float32")
-    normal = (x - data.mean(axis=0)) / data.std(axis=0)
-    # Without the mean, the variance and the count of the first layer.
-    expected = voted([softmax(normal @ w[-2] + w[-1]) for w in weights])
     assert_close(run(proto, values=x), expected)
 
 
@@ -370,25 +334,6 @@ def test_grouped_convolutions_are_convolutions(kind, is_large, monkeypatch):
     assert_close(run(proto, image=x), voted([member(*w) for w in weights]))
 
 
-@keras.saving.register_keras_serializable("test_conversion")
-class Compiled(layers.Layer):
-    """Its work is a function of its own, as in a grouped convolution."""
-
-    @tf.function(jit_compile=True)
-    def call(self, x):
-        return tf.square(x)
-
-    def compute_output_shape(self, shape):
-        return shape
-
-
-def test_a_compiled_function_becomes_part_of_the_graph():
-    proto, weights = converted(sequential(Compiled()))
-    x = RNG.normal(size=(5, 4)).astype("float32")
-    expected = voted([softmax(x**2 @ w + b) for w, b in weights])
-    assert_close(run(proto, input=x), expected)
-
-
 # --- Ops without a counterpart ---
 
 
@@ -399,12 +344,6 @@ class LogGamma(layers.Layer):
 
     def compute_output_shape(self, shape):
         return shape
-
-
-@keras.saving.register_keras_serializable("test_conversion")
-class Beta(LogGamma):
-    def call(self, x):
-        return tf.math.betainc(tf.ones_like(x), tf.ones_like(x), x)
 
 
 @keras.saving.register_keras_serializable("test_conversion")
@@ -421,13 +360,6 @@ class InALoop(LogGamma):
 
 def behind_weights():
     return sequential(layers.Dense(4), LogGamma(name="odd"))
-
-
-def in_a_backbone():
-    backbone = keras.Sequential(
-        [keras.Input((4,)), layers.Dense(4), Beta(name="odd")], name="backbone"
-    )
-    return sequential(backbone)
 
 
 def in_a_backbone_in_a_backbone():
@@ -474,7 +406,6 @@ def with_a_tokenizer():
     ("build", "operation", "layer"),
     [
         (behind_weights, "Lgamma", "odd"),
-        (in_a_backbone, "Betainc", "backbone_odd"),
         (in_a_backbone_in_a_backbone, "Lgamma", "outer_inner_odd"),
         (in_front, "FFT", "odd"),
         (called_twice, "Lgamma", "odd"),
@@ -566,20 +497,6 @@ def test_large_weights_take_another_way_to_the_same_model(
     )
 
 
-def test_small_weights_of_a_large_model_are_converted(
-    all_models_are_large, monkeypatch
-):
-    """It is the many small ones that optimisers of tf2onnx look at."""
-    monkeypatch.setattr(onnx_conversion, "_LARGE_WEIGHT", 4 * 8 * 4)
-    proto, _ = converted(dense_model())  # kernels of (4, 8) and (8, 3)
-    shapes = [
-        tuple(tensor.dims)
-        for tensor in proto.graph.initializer
-        if tensor.name.startswith("weight_")
-    ]
-    assert shapes == [(4, 8)] * 2
-
-
 def test_the_limit_is_that_of_all_weights_together(monkeypatch):
     # Two members of 4 * 8 + 8 + 8 * 3 + 3 = 67 numbers.
     monkeypatch.setattr(onnx_conversion, "_LARGE_WEIGHT", 1)
@@ -654,7 +571,7 @@ def test_settings_of_the_process_are_kept(
     monkeypatch.delenv(VARIABLE, raising=False)
     if variable is not None:
         monkeypatch.setenv(VARIABLE, variable)
-    graph = ServingGraph(memory_ensemble(dense_model(), VOTES))
+    graph = serving_graph(memory_ensemble(dense_model(), VOTES))
     logging.disable(level)
     tf.config.run_functions_eagerly(is_eager)
     environment, filters = dict(os.environ), list(warnings.filters)
@@ -676,7 +593,7 @@ def test_settings_of_the_process_are_kept(
 
 def test_an_interrupt_is_no_reason_to_try_again(spy):
     spy.num_failures, spy.error = 1, KeyboardInterrupt
-    graph = ServingGraph(memory_ensemble(dense_model(), VOTES))
+    graph = serving_graph(memory_ensemble(dense_model(), VOTES))
     with pytest.raises(KeyboardInterrupt, match="the converter failed"):
         onnx_conversion.to_onnx(graph)
     assert spy.seen == ["FALSE"]

@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from export_helpers import tree
 from helpers import header, memory_ensemble
 
 from cbnn_keras import CheckpointEnsemble
@@ -50,32 +51,28 @@ def all_are_large(monkeypatch):
 
 @pytest.fixture(scope="module")
 def large(ensemble, tmp_path_factory):
-    """A folder with a model in two files, to be copied."""
-    folder = tmp_path_factory.mktemp("large") / "models"
+    """A directory with a model in two files, to be copied."""
+    directory = tmp_path_factory.mktemp("large") / "models"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(onnx_conversion, "_LARGE_MODEL", 1000)
         patch.setattr(onnx_conversion, "_LARGE_WEIGHT", 100)
         patch.setattr(onnx_files, "_LIMIT", 1000)
-        artefact = export_onnx(ensemble, folder / "a.onnx", verbose=0)
-    assert artefact.path == folder / "a.onnx"
-    sizes = [path.stat().st_size for path in folder.iterdir()]
+        artefact = export_onnx(ensemble, directory / "a.onnx", verbose=0)
+    assert artefact.path == directory / "a.onnx"
+    sizes = [path.stat().st_size for path in directory.iterdir()]
     assert artefact.num_bytes == sum(sizes)
-    return folder
+    return directory
 
 
 @pytest.fixture
-def folder(large, tmp_path):
+def directory(large, tmp_path):
     """A copy, to be changed."""
     shutil.copytree(large, tmp_path / "models")
     return tmp_path / "models"
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
-def tree(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
 
 
 def check(path, ensemble):
@@ -113,36 +110,20 @@ def test_weights_are_beside_the_model(large, ensemble):
     check(large / model, ensemble)
 
 
-def test_both_can_be_moved_together(folder, ensemble, tmp_path):
-    folder.rename(tmp_path / "elsewhere")
-    check(tmp_path / "elsewhere" / "a.onnx", ensemble)
-
-
-def test_the_model_alone_is_of_no_use(folder):
-    (data,) = folder.glob("*.data")
-    data.unlink()
-    with pytest.raises(Exception, match=data.name):
-        onnxruntime.InferenceSession(folder / "a.onnx")
-
-
 def test_an_export_of_the_same_has_the_same_files(
-    folder, ensemble, all_are_large
+    directory, ensemble, all_are_large
 ):
-    before = names(folder)
-    export_onnx(ensemble, folder / "a.onnx", verbose=0)
-    assert names(folder) == before
-    check(folder / "a.onnx", ensemble)
-
-
-def test_small_models_are_one_file(ensemble, tmp_path):
-    artefact = export_onnx(ensemble, tmp_path / "a.onnx", verbose=0)
-    assert names(tmp_path) == ["a.onnx"]
-    assert artefact.num_bytes == (tmp_path / "a.onnx").stat().st_size
+    before = names(directory)
+    export_onnx(ensemble, directory / "a.onnx", verbose=0)
+    assert names(directory) == before
+    check(directory / "a.onnx", ensemble)
 
 
 @pytest.mark.parametrize(("limit", "num_files"), [(4001, 1), (4000, 2)])
 def test_the_limit_counts_all_weights(limit, num_files, tmp_path, monkeypatch):
     """Those that are too small to be moved out as well."""
+    assert 1.9e9 < onnx_files._LIMIT < 2**31  # where protocol buffers end
+    assert onnx_conversion._LARGE_MODEL < onnx_files._LIMIT
     monkeypatch.setattr(onnx_files, "_LIMIT", limit)
     arrays = {"a": np.ones(300, "float32"), "b": np.ones(700, "float32")}
     arrays["b"] = arrays["b"].reshape(7, 100)
@@ -159,30 +140,21 @@ def test_the_limit_counts_all_weights(limit, num_files, tmp_path, monkeypatch):
     assert len(names(tmp_path)) == num_files
 
 
-def test_the_real_limits_are_below_two_gigabytes():
-    """Where protocol buffers end."""
-    assert 1.9e9 < onnx_files._LIMIT < 2**31
-    assert onnx_conversion._LARGE_MODEL < onnx_files._LIMIT
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
+def test_weights_are_counted_however_they_are_kept():
+    for fields, expected in (
         ({"raw_data": bytes(40)}, 40),
         ({"float_data": [1.0] * 10}, 40),
         ({"string_data": [b"abc"] * 10}, 30),
-    ],
-)
-def test_weights_are_counted_however_they_are_kept(fields, expected):
-    size = onnx_files.tensor_bytes(onnx.TensorProto(**fields))
-    assert expected <= size <= expected + 30
+    ):
+        size = onnx_files.tensor_bytes(onnx.TensorProto(**fields))
+        assert expected <= size <= expected + 30
 
 
 # --- In place of another ---
 
 
-def test_old_weights_are_removed_and_nothing_else(folder, all_are_large):
-    (old,) = folder.glob("*.data")
+def test_old_weights_are_removed_and_nothing_else(directory, all_are_large):
+    (old,) = directory.glob("*.data")
     others = [
         "a.data",
         "b.onnx.0123456789ab.data",
@@ -190,29 +162,20 @@ def test_old_weights_are_removed_and_nothing_else(folder, all_are_large):
         "weights.data",
     ]
     for name in others:
-        (folder / name).write_text("mine")
+        (directory / name).write_text("mine")
     other = build(90, seed=1)
-    export_onnx(other, folder / "a.onnx", verbose=0)
+    export_onnx(other, directory / "a.onnx", verbose=0)
     assert not old.exists()
-    (new,) = set(names(folder)) - {"a.onnx", *others}
+    (new,) = set(names(directory)) - {"a.onnx", *others}
     assert new.startswith("a.onnx.") and new != old.name
-    assert all((folder / name).read_text() == "mine" for name in others)
-    check(folder / "a.onnx", other)
+    assert all((directory / name).read_text() == "mine" for name in others)
+    check(directory / "a.onnx", other)
 
 
-def test_a_small_model_in_place_of_a_large_one(folder, ensemble):
-    export_onnx(ensemble, folder / "a.onnx", verbose=0)
-    assert names(folder) == ["a.onnx"]
-    check(folder / "a.onnx", ensemble)
-
-
-def test_a_large_model_in_place_of_a_small_one(
-    ensemble, tmp_path, all_are_large
-):
-    (tmp_path / "a.onnx").write_bytes(b"a small one")
-    export_onnx(ensemble, tmp_path / "a.onnx", verbose=0)
-    assert len(names(tmp_path)) == 2
-    check(tmp_path / "a.onnx", ensemble)
+def test_a_small_model_in_place_of_a_large_one(directory, ensemble):
+    export_onnx(ensemble, directory / "a.onnx", verbose=0)
+    assert names(directory) == ["a.onnx"]
+    check(directory / "a.onnx", ensemble)
 
 
 @pytest.mark.parametrize(
@@ -225,22 +188,22 @@ def test_a_large_model_in_place_of_a_small_one(
 )
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_a_failed_export_keeps_both_files(
-    owner, attribute, error, folder, ensemble, all_are_large, monkeypatch
+    owner, attribute, error, directory, ensemble, all_are_large, monkeypatch
 ):
-    before = tree(folder)
+    before = tree(directory)
 
     def fail(*arguments, **options):
         raise error("it failed")
 
     monkeypatch.setattr(owner, attribute, fail)
     with pytest.raises(error, match="it failed"):
-        export_onnx(ensemble, folder / "a.onnx", verbose=0)
-    assert tree(folder) == before
+        export_onnx(ensemble, directory / "a.onnx", verbose=0)
+    assert tree(directory) == before
 
 
 @pytest.mark.parametrize("num_renames", [0, 1])
 def test_there_is_a_complete_model_at_every_moment(
-    num_renames, folder, ensemble, all_are_large, monkeypatch
+    num_renames, directory, ensemble, all_are_large, monkeypatch
 ):
     """Interrupted before and after the weights are in their place."""
     other = build(90, seed=1)
@@ -255,19 +218,19 @@ def test_there_is_a_complete_model_at_every_moment(
     with monkeypatch.context() as context:
         context.setattr(os, "replace", interrupted)
         with pytest.raises(KeyboardInterrupt, match="now"):
-            export_onnx(other, folder / "a.onnx", verbose=0)
-    check(folder / "a.onnx", ensemble)
+            export_onnx(other, directory / "a.onnx", verbose=0)
+    check(directory / "a.onnx", ensemble)
     # The next one cleans up.
-    export_onnx(other, folder / "a.onnx", verbose=0)
-    assert len(names(folder)) == 2
-    check(folder / "a.onnx", other)
+    export_onnx(other, directory / "a.onnx", verbose=0)
+    assert len(names(directory)) == 2
+    check(directory / "a.onnx", other)
 
 
 @pytest.mark.parametrize("precision", ["float16", "int8"])
 def test_other_precisions_are_for_small_models(
-    precision, folder, ensemble, all_are_large
+    precision, directory, ensemble, all_are_large
 ):
-    before = tree(folder)
+    before = tree(directory)
     data = X if precision == "int8" else None
     with pytest.raises(
         ValueError,
@@ -276,12 +239,12 @@ def test_other_precisions_are_for_small_models(
     ):
         export_onnx(
             ensemble,
-            folder / "a.onnx",
+            directory / "a.onnx",
             precision=precision,
             calibration_data=data,
             verbose=0,
         )
-    assert tree(folder) == before
+    assert tree(directory) == before
 
 
 def test_triton_gets_both_files(ensemble, tmp_path, all_are_large):

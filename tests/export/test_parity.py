@@ -1,11 +1,35 @@
-"""Every kind of model says the same in each format as in Keras."""
+"""Every kind of model says the same in each format and runtime as in Keras.
+
+None of the runtimes imports this package, and TensorFlow's C API is called
+without TensorFlow's Python.
+"""
+
+import functools
+import shutil
 
 import keras
 import numpy as np
 import onnxruntime
 import pytest
 import tensorflow as tf
-from helpers import header
+from conftest import FULL, PRIORS
+from consumers import (
+    MODEL_SERVER,
+    run_model_server,
+    run_native,
+    run_node,
+    run_openvino,
+)
+from export_helpers import (
+    NAMES,
+    X,
+    assert_outputs,
+    opened,
+    run_onnx,
+    worked_out,
+)
+from helpers import header, memory_ensemble, text_model
+from tensorflow_serving.apis import prediction_log_pb2
 
 from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.export import export_onnx, export_saved_model, onnx_conversion
@@ -81,24 +105,32 @@ def gru():
     )
 
 
-def tabular():
+def mixed():
+    """Inputs of many types, of which most have the same shape."""
     inputs = {
-        "age": keras.Input((1,), name="age"),
-        "income": keras.Input((3,), name="income"),
-        "city": keras.Input((1,), dtype="int64", name="city"),
+        "pixels": keras.Input((3,), dtype="uint8", name="pixels"),
+        "amounts": keras.Input((3,), name="amounts"),
+        "item": keras.Input((1,), dtype="int64", name="item"),
+        "flags": keras.Input((3,), dtype="bool", name="flags"),
     }
-    city = layers.Flatten()(layers.Embedding(20, 4)(inputs["city"]))
-    joined = layers.Concatenate()([inputs["age"], inputs["income"], city])
-    x = layers.Dense(16, activation="relu")(layers.BatchNormalization()(joined))
+    features = [
+        layers.Rescaling(1 / 255)(inputs["pixels"]),
+        inputs["amounts"],
+        layers.Flatten()(layers.Embedding(5, 2)(inputs["item"])),
+        keras.ops.cast(inputs["flags"], "float32"),
+    ]
+    x = layers.BatchNormalization()(layers.Concatenate()(features))
+    x = layers.Dense(16, activation="relu")(x)
     return keras.Model(inputs, layers.Dense(5, activation="softmax")(x))
 
 
-def table():
+def mixed_inputs():
     generator = np.random.default_rng(0)
     return {
-        "age": generator.normal(size=(32, 1)).astype("float32"),
-        "income": generator.normal(size=(32, 3)).astype("float32"),
-        "city": generator.integers(0, 20, (32, 1)),
+        "pixels": generator.integers(0, 256, (32, 3)).astype("uint8"),
+        "amounts": generator.normal(size=(32, 3)).astype("float32"),
+        "item": generator.integers(0, 5, (32, 1)),
+        "flags": generator.random((32, 3)) < 0.5,
     }
 
 
@@ -170,12 +202,17 @@ def _moved(weight, generator):
     return weight * np.exp(generator.normal(0, 0.2, weight.shape))
 
 
+def strings():
+    # Empty, unknown, not ASCII, and too long for TensorFlow's short form.
+    return np.array(["blue red", "", "pink", "grün red blue", "green " * 20])
+
+
 CASES = {
     "sequential_cnn": (sequential_cnn, lambda: images(16), {}),
     "resnet": (resnet, lambda: images(16, 1.0), {}),
     "text": (text_attention, tokens, {}),
     "gru": (gru, tokens, {}),
-    "tabular": (tabular, table, {}),
+    "mixed": (mixed, mixed_inputs, {}),
     "binary": (
         lambda: head(1, "sigmoid"),
         lambda: images(16, 1.0),
@@ -205,81 +242,231 @@ CASES = {
     ),
     "ConvNeXtTiny": (application("ConvNeXtTiny"), lambda: images(32), {}),
 }
-BIG = {name for name in CASES if name[0].isupper()}
+SMALL = [name for name in CASES if not name[0].isupper()]
+ALL_CASES = [
+    pytest.param(case, marks=() if case in SMALL else pytest.mark.large)
+    for case in CASES
+]
 
 
-def named(inputs):
-    """One array for each input of the artefact."""
-    if isinstance(inputs, dict):
-        return inputs
-    return {"": inputs}
+class Exported:
+    """An ensemble in files, and what it should answer.
+
+    Attributes:
+        inputs: Seven samples, by the names that clients use.
+        probabilities: What the Keras ensemble says of them.
+        members: What each of its members says, `(7, num_members, k)`.
+        saved_model: The directory of the version.
+        run: Runs it.
+        onnx: The file, unless the ensemble takes strings.
+    """
+
+    def __init__(self, case, directory):
+        if case == "strings":
+            known = x = strings()
+            ensemble = memory_ensemble(text_model(), VOTES)
+            asked = tf.constant(x)
+        else:
+            build, make_inputs, options = CASES[case]
+            known = make_inputs()
+            ensemble = ensemble_of(build(), known, **options)
+            x = keras.tree.map_structure(lambda array: array[:7], known)
+            asked = x
+        self.probabilities = ensemble.predict(asked, verbose=0)
+        members = list(ensemble.member_probabilities(asked, verbose=0))
+        self.members = np.stack(members, axis=1)
+        # Were members or samples alike, one in another's place would pass.
+        assert np.abs(np.diff(self.members, axis=1)).max((0, 2)).min() > 1e-3
+        assert np.ptp(self.probabilities, axis=0).max() > 1e-4
+        options = {"sample_data": known, "verbose": 0}
+        path = directory / case
+        self.saved_model = export_saved_model(ensemble, path, **options).path
+        self.onnx = directory / "ensemble.onnx"
+        if case != "strings":
+            export_onnx(ensemble, self.onnx, **options)
+        self.run = opened(self.saved_model)
+        self.inputs = x if isinstance(x, dict) else {self.run.inputs[0]: x}
+
+    def batches(self):
+        """Inputs of 1, 2 and 7 samples."""
+        for size in (1, 2, 7):
+            yield {name: array[:size] for name, array in self.inputs.items()}
 
 
-def check(run, names, x, expected):
-    """Batches of 1, 2 and 7 through another runtime."""
-    arrays = named(x)
-    if list(arrays) == [""]:
-        arrays = {names[0]: arrays[""]}
-    assert sorted(arrays) == sorted(names)
-    for size in (1, 2, 7):
-        found = run({name: a[:size] for name, a in arrays.items()})
-        assert found.shape == expected[:size].shape
-        assert np.abs(found - expected[:size]).max() <= 1e-5
-        np.testing.assert_array_equal(winners(found), winners(expected[:size]))
+@pytest.fixture(scope="module")
+def exported_once(tmp_path_factory):
+    @functools.cache
+    def export(case):
+        keras.utils.set_random_seed(0)
+        return Exported(case, tmp_path_factory.mktemp(case))
+
+    return export
 
 
-def winners(probabilities):
-    if probabilities.shape[1] == 1:
-        return probabilities[:, 0] > 0.5
-    return probabilities.argmax(axis=1)
+@pytest.fixture
+def exported(request, exported_once):
+    """That of the case that the test was parametrized with."""
+    return exported_once(request.param)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(c, marks=pytest.mark.large if c in BIG else ())
-        for c in CASES
-    ],
-)
-def test_saved_model_and_onnx_say_what_keras_says(case, tmp_path):
-    build, make_inputs, options = CASES[case]
-    known = make_inputs()
-    x = keras.tree.map_structure(lambda array: array[:7], known)
-    ensemble = ensemble_of(build(), known, **options)
-    members = np.stack(list(ensemble.member_probabilities(x, verbose=0)))
-    assert np.ptp(members, axis=0).max() > 1e-2  # members do differ
-    expected = ensemble.predict(x, verbose=0)
-    assert np.ptp(expected, axis=0).max() > 1e-4  # and so do samples
+def check(found, expected):
+    """The probabilities of a batch, or those of the members."""
+    expected = expected[: len(found)]
+    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+    assert np.abs(found - expected).max() <= 1e-5
+    if expected.shape[-1] == 1:
+        found, expected = found > 0.5, expected > 0.5
+    np.testing.assert_array_equal(found.argmax(-1), expected.argmax(-1))
 
-    options = {"sample_data": known, "verbose": 0}
-    folder = export_saved_model(ensemble, tmp_path / case, **options).path
-    loaded = tf.saved_model.load(str(folder))
-    serve = loaded.signatures["serving_default"]
-    names = list(serve.structured_input_signature[1])
-    check(
-        lambda batch: serve(
-            **{name: tf.constant(array) for name, array in batch.items()}
-        )["probabilities"].numpy(),
-        names,
-        x,
-        expected,
-    )
 
-    file = tmp_path / "ensemble.onnx"
-    export_onnx(ensemble, file, **options)
-    session = onnxruntime.InferenceSession(file)
-    check(
-        lambda batch: session.run(["probabilities"], batch)[0],
-        [i.name for i in session.get_inputs()],
-        x,
-        expected,
-    )
+@pytest.mark.parametrize("exported", [*ALL_CASES, "strings"], indirect=True)
+def test_saved_model_says_what_keras_says(exported):
+    for batch in exported.batches():
+        check(exported.run(batch)["probabilities"], exported.probabilities)
+        check(exported.run(batch, "members")["members"], exported.members)
+
+
+@pytest.mark.parametrize("exported", ALL_CASES, indirect=True)
+def test_onnx_says_what_keras_says(exported):
+    for batch in exported.batches():
+        found = run_onnx(exported.onnx, batch)
+        assert list(found) == ["probabilities"]
+        check(found["probabilities"], exported.probabilities)
+    session = onnxruntime.InferenceSession(exported.onnx)
     for value in (*session.get_inputs(), *session.get_outputs()):
         assert value.shape[0] == "batch"
 
 
+@pytest.mark.parametrize("exported", ["resnet", "mixed"], indirect=True)
+@pytest.mark.parametrize(
+    "run",
+    [run_openvino, pytest.param(run_node, marks=pytest.mark.servers)],
+)
+def test_other_runtimes_read_the_onnx_file(exported, run):
+    for batch in exported.batches():
+        found = run(exported.onnx, batch)
+        assert list(found) == ["probabilities"]
+        check(found["probabilities"], exported.probabilities)
+
+
+@pytest.mark.parametrize("exported", ["resnet", "mixed"], indirect=True)
+def test_openvino_reads_the_saved_model(exported):
+    found = run_openvino(exported.saved_model, exported.inputs)
+    check(found["probabilities"], exported.probabilities)
+
+
+SERVED = pytest.mark.parametrize(
+    "exported", ["resnet", "mixed", "strings"], indirect=True
+)
+
+
+@SERVED
+def test_tensorflows_c_api_reads_the_saved_model(exported):
+    """As TensorFlow Serving does, with its warm-up requests as well."""
+    path = exported.saved_model / "assets.extra/tf_serving_warmup_requests"
+    warmup = []
+    for record in tf.data.TFRecordDataset(str(path)):
+        log = prediction_log_pb2.PredictionLog.FromString(record.numpy())
+        request = log.predict_log.request
+        inputs = {k: tf.make_ndarray(t) for k, t in request.inputs.items()}
+        warmup.append((request.model_spec.signature_name, inputs))
+    asked = [
+        (signature, batch)
+        for batch in exported.batches()
+        for signature in ("serving_default", "members")
+    ]
+    answers = run_native(exported.saved_model, asked + warmup)
+    for (signature, _), answer in zip(asked, answers, strict=False):
+        name = "members" if signature == "members" else "probabilities"
+        assert list(answer) == [name]
+        check(answer[name], getattr(exported, name))
+    assert len(warmup) == 4
+    for (_, inputs), answer in zip(warmup, answers[len(asked) :], strict=True):
+        [probabilities] = answer.values()
+        assert {len(a) for a in inputs.values()} == {len(probabilities)}
+        np.testing.assert_allclose(probabilities.sum(-1), 1, rtol=1e-5)
+
+
+@SERVED
+@pytest.mark.servers
+@pytest.mark.skipif(  # before anything is exported
+    not shutil.which(MODEL_SERVER), reason=f"{MODEL_SERVER} is not on PATH"
+)
+def test_model_server_says_what_keras_says(exported):
+    probabilities, members = run_model_server(
+        exported.saved_model.parent,
+        [("serving_default", exported.inputs), ("members", exported.inputs)],
+    )
+    check(probabilities, exported.probabilities)
+    check(members, exported.members)
+
+
+# --- Every output, with names and priors ---
+
+
+def test_the_data_are_not_trivial(ensemble):
+    """Or the comparisons below would prove nothing."""
+    plain, expected = worked_out(ensemble), worked_out(ensemble, priors=PRIORS)
+    assert set(expected["class"]) == set(NAMES)
+    assert (expected["class"] != plain["class"]).any()
+    assert 0 < (expected["disagreement"] > 0).mean() < 0.5
+
+
+def test_every_output_of_the_saved_model(ensemble, full_saved_model):
+    expected = worked_out(ensemble, priors=PRIORS)
+    assert_outputs(opened(full_saved_model.path)({"input": X}), expected)
+    [found] = run_native(
+        full_saved_model.path, [("serving_default", {"input": X})]
+    )
+    assert_outputs(found, expected)
+
+
+def test_every_output_of_the_onnx_file(ensemble, full_onnx):
+    expected = worked_out(ensemble, priors=PRIORS)
+    assert_outputs(run_onnx(full_onnx.path, {"input": X}), expected)
+
+
+@pytest.mark.parametrize("precision", ["float16", "int8"])
+def test_every_output_in_less_than_float32(precision, ensemble, tmp_path):
+    path = tmp_path / "a.onnx"
+    data = "calibration_data" if precision == "int8" else "sample_data"
+    options = {"precision": precision, data: X, "verbose": 0}
+    export_onnx(ensemble, path, **options, **FULL)
+    found = run_onnx(path, {"input": X})
+    expected = worked_out(ensemble, priors=PRIORS)
+    bound = {"float16": 5e-3, "int8": 0.05}[precision]
+    for name in ("probabilities", "members"):
+        assert np.abs(found[name] - expected[name]).max() < bound
+    # What depends on predicted classes goes with the same file's own.
+    probabilities, opinions = found["probabilities"], found["members"] / PRIORS
+    order = np.argsort(-probabilities, axis=1)
+    labels = np.array(NAMES)
+    assert found["class"].tolist() == labels[order[:, 0]].tolist()
+    assert found["top_k_classes"].tolist() == labels[order[:, :2]].tolist()
+    against = opinions.argmax(axis=2) != order[:, :1]
+    disagreement = against @ ensemble.votes / ensemble.votes.sum()
+    np.testing.assert_allclose(
+        found["disagreement"], disagreement, rtol=0, atol=1e-3
+    )
+
+
+def test_hard_votes_and_numbers_of_classes(ensemble, tmp_path):
+    path, outputs = tmp_path / "a.onnx", ["probabilities", "class", "top_k"]
+    export_onnx(ensemble, path, voting="hard", outputs=outputs, verbose=0)
+    found = run_onnx(path, {"input": X})
+    voted = np.eye(3)[worked_out(ensemble)["members"].argmax(axis=2)]
+    expected = np.average(voted, axis=1, weights=ensemble.votes)
+    np.testing.assert_allclose(found["probabilities"], expected, atol=1e-6)
+    assert found["class"].dtype == found["top_k_classes"].dtype == np.int64
+    np.testing.assert_array_equal(found["class"], expected.argmax(axis=1))
+    # No more than there are classes, of the five that are the default.
+    np.testing.assert_array_equal(
+        np.sort(found["top_k_classes"]), np.tile(np.arange(3), (len(X), 1))
+    )
+
+
 @pytest.mark.large
-@pytest.mark.parametrize("case", [c for c in CASES if c not in BIG])
+@pytest.mark.parametrize("case", SMALL)
 def test_onnx_of_large_models_is_converted_without_weights(
     case, tmp_path, monkeypatch
 ):
@@ -295,4 +482,4 @@ def test_onnx_of_large_models_is_converted_without_weights(
     assert artefact.parity.max_difference <= 1e-5
     assert artefact.parity.num_samples == 32
     session = onnxruntime.InferenceSession(artefact.path)
-    assert len(session.get_inputs()) == (3 if case == "tabular" else 1)
+    assert len(session.get_inputs()) == (4 if case == "mixed" else 1)

@@ -8,15 +8,15 @@ import pytest
 from cbnn_keras.export import Artefact, Parity, placing
 
 
-def tree(folder):
-    """Paths of all that is in a folder."""
-    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+def tree(directory):
+    """Paths of all that is in a directory."""
+    return sorted(str(p.relative_to(directory)) for p in directory.rglob("*"))
 
 
-# --- A folder to write to ---
+# --- A directory to write to ---
 
 
-def test_folder_beside_the_destination_is_hidden_and_goes(tmp_path):
+def test_directory_beside_the_destination_is_hidden_and_goes(tmp_path):
     destination = tmp_path / "model" / "7"
     with placing.written_aside(destination) as aside:
         assert aside.parent == destination.parent  # a rename away
@@ -26,7 +26,7 @@ def test_folder_beside_the_destination_is_hidden_and_goes(tmp_path):
         (aside / "model").mkdir()
         (aside / "model" / "file").write_text("x")
         (aside / "rest").write_text("x")
-        placing.move_folder(aside / "model", destination)
+        placing.move_directory(aside / "model", destination)
     assert tree(tmp_path) == ["model", "model/7", "model/7/file"]
 
 
@@ -43,7 +43,7 @@ def test_nothing_is_left_after_an_error(tmp_path, error):
     assert tree(tmp_path) == ["there"]
 
 
-def test_folders_that_were_there_stay_after_an_error(tmp_path):
+def test_directories_that_were_there_stay_after_an_error(tmp_path):
     (tmp_path / "model" / "1").mkdir(parents=True)
     (tmp_path / "empty").mkdir()
     for name in ("model", "empty"):
@@ -53,7 +53,7 @@ def test_folders_that_were_there_stay_after_an_error(tmp_path):
     assert tree(tmp_path) == ["empty", "model", "model/1"]
 
 
-def test_folders_that_others_use_by_then_stay(tmp_path):
+def test_directories_that_others_use_by_then_stay(tmp_path):
     with pytest.raises(ZeroDivisionError):
         with placing.written_aside(tmp_path / "a" / "b" / "1"):
             (tmp_path / "a" / "other").mkdir()
@@ -67,7 +67,7 @@ def test_a_file_above_is_in_the_way(tmp_path):
     with pytest.raises(
         ValueError,
         match=rf"^{tmp_path / 'notes'} is a file, so {destination} cannot be "
-        r"there\. Choose another place\.$",
+        r"there\. Choose another path\.$",
     ):
         with placing.written_aside(destination):
             pass
@@ -87,30 +87,77 @@ def test_two_at_once_do_not_get_in_each_others_way(tmp_path):
 # --- Moving ---
 
 
-@pytest.mark.parametrize("kind", ["folder", "file"])
+@pytest.mark.parametrize("kind", ["directory", "file"])
 def test_what_is_there_is_not_replaced(tmp_path, kind):
     source, destination = tmp_path / "source", tmp_path / "1"
     source.mkdir()
-    destination.mkdir() if kind == "folder" else destination.touch()
+    destination.mkdir() if kind == "directory" else destination.touch()
     with pytest.raises(
         ValueError,
-        match=rf"^{destination} is there already\. Give the folder above it to "
-        r"get the next version\.$",
+        match=rf"^{destination} is there already\. Give the directory above it "
+        r"to get the next version\.$",
     ):
-        placing.move_folder(source, destination)
+        placing.move_directory(source, destination)
     assert tree(tmp_path) == ["1", "source"]
 
 
-def test_moved_folder_has_the_permissions_that_it_was_made_with(tmp_path):
+def test_moved_directory_has_the_permissions_that_it_was_made_with(tmp_path):
     before = os.umask(0o027)
     try:
         with placing.written_aside(tmp_path / "model" / "1") as aside:
             (aside / "model").mkdir()
-            placing.move_folder(aside / "model", tmp_path / "model" / "1")
+            placing.move_directory(aside / "model", tmp_path / "model" / "1")
     finally:
         os.umask(before)
     for path in (tmp_path / "model", tmp_path / "model" / "1"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o750
+
+
+# --- Text files that are replaced last ---
+
+
+def test_texts_are_put_in_place_when_all_are_written(tmp_path):
+    first, second = tmp_path / "a.txt", tmp_path / "b.txt"
+    first.write_text("old")
+    with placing.prepared({first: "grün\n", second: "青い\n"}) as put_in_place:
+        assert first.read_text() == "old"
+        assert not second.exists()
+        put_in_place()
+    assert first.read_bytes() == "grün\n".encode()
+    assert second.read_bytes() == "青い\n".encode()
+    assert tree(tmp_path) == ["a.txt", "b.txt"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_texts_that_are_not_put_in_place_leave_nothing(tmp_path, error):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(error):
+        with placing.prepared({path: "new", tmp_path / "b": "new"}):
+            raise error
+    assert (path.read_text(), tree(tmp_path)) == ("old", ["a.txt"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "model_config_list {}\n", "\n# Written by cbnn export.\n", None],
+)
+def test_a_file_of_somebody_else_is_left_alone(tmp_path, content):
+    path = tmp_path / "models.config"
+    placing.check_replaceable(path)  # not there
+    path.mkdir() if content is None else path.write_text(content)
+    with pytest.raises(
+        ValueError,
+        match=rf"^{path} was not written by `cbnn export` and is left alone\. "
+        r"Move it away, or add the model to it yourself\.$",
+    ):
+        placing.check_replaceable(path)
+
+
+def test_a_file_of_ours_is_replaced(tmp_path):
+    path = tmp_path / "models.config"
+    path.write_bytes(b"# Written by cbnn export.\n\xff")
+    placing.check_replaceable(path)
 
 
 # --- Versions and sizes ---
@@ -135,7 +182,7 @@ def test_next_version_is_the_number_after_the_last(tmp_path, there, expected):
     assert placing.next_version(tmp_path) == tmp_path / expected
 
 
-def test_next_version_of_a_folder_that_is_not_there(tmp_path):
+def test_next_version_of_a_directory_that_is_not_there(tmp_path):
     assert placing.next_version(tmp_path / "new") == tmp_path / "new" / "1"
     assert not (tmp_path / "new").exists()
 

@@ -1,4 +1,4 @@
-"""A real Triton serves the repository that `export_triton` writes.
+"""A model of a Triton repository, and a real Triton that serves it.
 
     pytest -m servers -n 0
 
@@ -10,17 +10,23 @@ import concurrent.futures
 import json
 import os
 import pathlib
-import shutil
 import threading
-import time
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-import onnx
 import pytest
 import triton_server
 import tritonclient.grpc
+from export_helpers import (
+    ALL,
+    NAMES,
+    X,
+    assert_outputs,
+    run_onnx,
+    tree,
+    worked_out,
+)
 from google.protobuf import text_format
 from helpers import trained
 from tritonclient.grpc import model_config_pb2
@@ -28,6 +34,8 @@ from tritonclient.utils import InferenceServerException
 
 from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.export import export_triton
+from cbnn_keras.export import onnx as onnx_module
+from cbnn_keras.export import triton as triton_module
 
 servers = pytest.mark.servers
 NUM_CLIENTS = 64
@@ -52,19 +60,18 @@ def exported(tmp_path_factory):
     ensemble = callback.ensemble()
     repository = tmp_path_factory.mktemp("triton") / "models"
     export_triton(ensemble, repository / "blobs", verbose=0)
-    text = (repository / "blobs" / "config.pbtxt").read_text()
-    config = text_format.Parse(text, model_config_pb2.ModelConfig())
+    config = config_of(repository / "blobs")
     predictions = ensemble.predict(x, verbose=0)
     return Exported(repository, config, ensemble, x, predictions)
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    folder = tmp_path_factory.getbasetemp()
+    directory = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # one for all the workers
+        directory = directory.parent  # one for all the workers
     try:
-        return triton_server.environment(folder / "triton_environment")
+        return triton_server.environment(directory / "triton_environment")
     except triton_server.CannotInstall as error:
         if os.environ.get("CBNN_REQUIRE_SERVERS") == "1":
             raise
@@ -133,38 +140,156 @@ def statistics(server):
 # The repository, without a server.
 
 
-def test_the_configuration_is_one_of_triton(exported):
-    config = exported.config
-    assert config.name == "blobs"  # Triton wants the folder's name
-    assert config.backend == "onnxruntime"
-    (given,), (answer,) = config.input, config.output
-    assert given.data_type == answer.data_type == model_config_pb2.TYPE_FP32
-    # Without the dimension of the batch.
-    assert list(given.dims) == [4]
-    assert (answer.name, list(answer.dims)) == ("probabilities", [3])
+def config_of(directory):
+    text = (directory / "config.pbtxt").read_text(encoding="utf-8")
+    return text_format.Parse(text, model_config_pb2.ModelConfig())
 
 
-def test_the_configuration_batches_requests(exported):
-    config = exported.config
+@pytest.fixture
+def written_before(full_onnx, monkeypatch):
+    """Saves the time of an export to ONNX: a file that is there is taken."""
+
+    def write(ensemble, path, reporter, options, **others):
+        path.write_bytes(full_onnx.path.read_bytes())
+        return full_onnx.parity
+
+    monkeypatch.setattr(triton_module, "write_onnx", write)
+
+
+def test_versions_are_added(ensemble, tmp_path, written_before):
+    directory = tmp_path / "repository" / "colours"
+    for _ in range(2):
+        artefact = export_triton(ensemble, directory, verbose=0)
+    assert artefact.path == directory
+    (directory / "9").mkdir()
+    (directory / "notes").mkdir()
+    export_triton(ensemble, directory, verbose=0)
+    files = ["1", "1/model.onnx", "10", "10/model.onnx", "2", "2/model.onnx"]
+    assert sorted(tree(directory)) == [*files, "9", "config.pbtxt", "notes"]
+    assert artefact.num_bytes == (directory / "2/model.onnx").stat().st_size
+
+
+def test_everything_is_configured(ensemble, tmp_path, written_before):
+    """Triton has no tensors of the batch's dimension alone."""
+    export_triton(ensemble, tmp_path / "a", verbose=0)
+    config = config_of(tmp_path / "a")
+    assert (config.name, config.backend) == ("a", "onnxruntime")
+    assert config.max_batch_size == 64
     assert config.WhichOneof("scheduling_choice") == "dynamic_batching"
-    batching = config.dynamic_batching
-    assert batching.max_queue_delay_microseconds > 0
-    for size in batching.preferred_batch_size:
-        assert 1 < size <= config.max_batch_size
+    assert config.dynamic_batching.max_queue_delay_microseconds > 0
+    [given] = config.input
+    assert (given.name, list(given.dims)) == ("input", [4])
+    found = {
+        output.name: (
+            model_config_pb2.DataType.Name(output.data_type),
+            list(output.dims),
+            output.HasField("reshape"),
+        )
+        for output in config.output
+    }
+    assert found == {
+        "probabilities": ("TYPE_FP32", [3], False),
+        "class": ("TYPE_STRING", [1], True),
+        "top_k_classes": ("TYPE_STRING", [2], False),
+        "top_k_probabilities": ("TYPE_FP32", [2], False),
+        "members": ("TYPE_FP32", [3, 3], False),
+        "disagreement": ("TYPE_FP32", [1], True),
+    }
+    assert not any(output.label_filename for output in config.output)
+    assert not (tmp_path / "a/labels.txt").exists()
 
 
-def test_the_configuration_agrees_with_the_graph(exported):
-    model = onnx.load(exported.repository / "blobs" / "1" / "model.onnx")
-    for tensors, values in [
-        (exported.config.input, model.graph.input),
-        (exported.config.output, model.graph.output),
-    ]:
-        (tensor,), (value,) = tensors, values
-        batch, *sizes = value.type.tensor_type.shape.dim
-        assert value.name == tensor.name
-        assert value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT
-        assert batch.dim_param == "batch"
-        assert [size.dim_value for size in sizes] == list(tensor.dims)
+def test_our_configuration_is_replaced(ensemble, tmp_path, written_before):
+    for size in (1, 500):
+        export_triton(ensemble, tmp_path, max_batch_size=size, verbose=0)
+        assert config_of(tmp_path).max_batch_size == size
+    first = (tmp_path / "config.pbtxt").read_text().splitlines()[0]
+    assert first == "# Written by cbnn export."
+
+
+@pytest.mark.parametrize("size", [0, -1, 2.5])
+def test_batches_have_at_least_one_sample(size, ensemble, tmp_path):
+    with pytest.raises(
+        ValueError, match="max_batch_size.*integer of at least 1"
+    ):
+        export_triton(
+            ensemble, tmp_path / "new/a", max_batch_size=size, verbose=0
+        )
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize("name", ["config.pbtxt", "labels.txt"])
+def test_files_of_the_user_are_left_alone(name, ensemble, tmp_path):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(
+        ValueError,
+        match=rf"{tmp_path / name} was not written by `cbnn export` and is "
+        "left alone",
+    ):
+        export_triton(ensemble, tmp_path, class_names=NAMES, verbose=0)
+    assert tree(tmp_path) == {name: b"mine"}
+
+
+def test_a_directory_in_place_of_labels_is_seen_first(
+    ensemble, tmp_path, written_before
+):
+    export_triton(ensemble, tmp_path, verbose=0)
+    (tmp_path / "labels.txt").mkdir()
+    before = tree(tmp_path)
+    with pytest.raises(ValueError, match="labels.txt was not written by"):
+        export_triton(ensemble, tmp_path, class_names=NAMES, verbose=0)
+    assert tree(tmp_path) == before
+
+
+FAILURES = [
+    (onnx_module.onnx_conversion, "to_onnx"),
+    (onnx_module.onnx_files, "save"),
+    (onnx_module, "compare"),
+    (triton_module.triton_config, "config_text"),
+    (triton_module.placing, "move_directory"),
+]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize(("owner", "name"), FAILURES)
+def test_a_failed_version_leaves_nothing(
+    owner, name, error, ensemble, converted_before, tmp_path, monkeypatch
+):
+    export_triton(ensemble, tmp_path / "a", verbose=0)
+    before = tree(tmp_path)
+
+    def fail(*arguments, **options):
+        raise error("it failed")
+
+    monkeypatch.setattr(owner, name, fail)
+    for path in (tmp_path / "a", tmp_path / "new/b"):
+        with pytest.raises(error, match="it failed"):
+            export_triton(ensemble, path, class_names=NAMES, verbose=0)
+        assert tree(tmp_path) == before
+
+
+def test_triton_gets_the_file_of_export_onnx(
+    ensemble, converted_before, tmp_path, capfd
+):
+    """The whole way, with options."""
+    artefact = export_triton(
+        ensemble,
+        tmp_path / "a",
+        precision="float16",
+        sample_data=X,
+        class_names=NAMES,
+    )
+    assert artefact.parity.num_samples == 40
+    np.testing.assert_allclose(
+        run_onnx(tmp_path / "a/1/model.onnx", {"input": X})["probabilities"],
+        worked_out(ensemble)["probabilities"],
+        rtol=0,
+        atol=2e-2,
+    )
+    shown, errors = capfd.readouterr()
+    assert errors == ""
+    assert "converting to float16 ..." in shown
+    assert f"{tmp_path / 'a'}: " in shown.splitlines()[-1]
 
 
 # Served.
@@ -258,49 +383,32 @@ def test_bad_requests_are_refused(server, exported, change, status, message):
 
 
 @servers
-def test_every_output_is_served(environment, exported, tmp_path):
-    ensemble, x = exported.ensemble, exported.x[:9]
-    names = np.array(["red", "grün", "blue"])
+def test_every_output_is_served(environment, ensemble, exported, tmp_path):
+    x = X[:9]
     export_triton(
         ensemble,
         tmp_path / "models" / "blobs",
-        outputs=["probabilities", "class", "top_k", "members", "disagreement"],
+        outputs=ALL,
         top_k=2,
-        class_names=names.tolist(),
+        class_names=NAMES,
         verbose=0,
     )
     with triton_server.serving(
         environment, tmp_path / "models", tmp_path / "log"
     ) as server:
         outputs = all_outputs(server, exported, x)
-    predictions = exported.predictions[:9]
-    members = np.stack(list(ensemble.member_probabilities(x, verbose=0)), 1)
-    best = np.argsort(-predictions, axis=1)
-    against = members.argmax(axis=2) != best[:, :1]
-    expected = {
-        "probabilities": predictions,
-        "class": names[best[:, 0]],
-        "top_k_classes": names[best[:, :2]],
-        "top_k_probabilities": np.take_along_axis(predictions, best, 1)[:, :2],
-        "members": members,
-        "disagreement": against @ ensemble.votes / ensemble.votes.sum(),
-    }
-    assert sorted(outputs) == sorted(expected)
-    for name, values in expected.items():
-        # Triton has no tensors of the batch's dimension alone: (9, 1) for (9,).
-        answer = outputs[name].reshape(values.shape)
-        if values.dtype.kind == "U":
-            assert answer.tolist() == values.tolist()
-        else:
-            np.testing.assert_allclose(answer, values, rtol=0, atol=1e-5)
+    expected = worked_out(ensemble, x)
+    # Triton has no tensors of the batch's dimension alone: (9, 1) for (9,).
+    shaped = {k: a.reshape(expected[k].shape) for k, a in outputs.items()}
+    assert_outputs(shaped, expected)
 
 
 @servers
 def test_the_newest_version_is_served(environment, exported, tmp_path):
     ensemble, x = exported.ensemble, exported.x[:9]
-    folder = tmp_path / "models" / "blobs"
-    export_triton(ensemble, folder, verbose=0)
-    export_triton(ensemble.select(1), folder, verbose=0)
+    directory = tmp_path / "models" / "blobs"
+    export_triton(ensemble, directory, verbose=0)
+    export_triton(ensemble.select(1), directory, verbose=0)
     with triton_server.serving(
         environment, tmp_path / "models", tmp_path / "log"
     ) as server:
@@ -310,51 +418,3 @@ def test_the_newest_version_is_served(environment, exported, tmp_path):
     expected = ensemble.select(1).predict(x, verbose=0)
     np.testing.assert_allclose(answer, expected, rtol=0, atol=1e-5)
     assert np.abs(answer - exported.predictions[:9]).max() > 1e-3
-
-
-# The harness: a server that it starts is gone in the end.
-
-
-def is_alive(process):
-    """Whether the server or a child of it is there after five seconds."""
-    for _ in range(50):
-        try:
-            os.killpg(process.pid, 0)
-        except ProcessLookupError:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-@servers
-def test_a_failing_test_leaves_no_server(environment, exported, tmp_path):
-    with pytest.raises(ZeroDivisionError):
-        with triton_server.serving(
-            environment, exported.repository, tmp_path / "log"
-        ) as server:
-            raise ZeroDivisionError
-    assert not is_alive(server.process)
-
-
-@servers
-def test_a_server_that_does_not_start_says_why(
-    environment, exported, tmp_path, monkeypatch
-):
-    repository = tmp_path / "models"
-    shutil.copytree(exported.repository, repository)
-    config = model_config_pb2.ModelConfig()
-    config.CopyFrom(exported.config)
-    config.input[0].dims[0] = 5  # and 4 in the graph
-    text = text_format.MessageToString(config)
-    (repository / "blobs" / "config.pbtxt").write_text(text)
-    processes = []
-    start = triton_server.subprocess.Popen
-    monkeypatch.setattr(
-        triton_server.subprocess,
-        "Popen",
-        lambda *a, **b: processes.append(start(*a, **b)) or processes[0],
-    )
-    with pytest.raises(RuntimeError, match=r"(?s)ended with 1.*'dims': \[5\]"):
-        with triton_server.serving(environment, repository, tmp_path / "log"):
-            pytest.fail("it was served")
-    assert not is_alive(processes[0])
