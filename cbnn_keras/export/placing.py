@@ -77,7 +77,10 @@ def move_directory(source: pathlib.Path, destination: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def prepared(texts: dict[pathlib.Path, str]) -> Iterator[Callable[[], None]]:
-    """Text files that are replaced as a whole.
+    """Text files, in UTF-8, that are written and only have to be renamed.
+
+    What can fail, such as a full disk or a name that is not Unicode, fails
+    before anything is changed.
 
     Args:
         texts: The content of each file.
@@ -90,10 +93,12 @@ def prepared(texts: dict[pathlib.Path, str]) -> Iterator[Callable[[], None]]:
 
     def put_in_place() -> None:
         for path, source in temporary.items():
-            source.write_text(texts[path])
             os.replace(source, path)
 
     try:
+        for path, text in texts.items():
+            # As bytes: neither the locale nor the system changes them.
+            temporary[path].write_bytes(text.encode())
         yield put_in_place
     finally:
         for source in temporary.values():

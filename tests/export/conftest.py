@@ -4,6 +4,7 @@ A conversion takes seconds, so that each is done once.
 """
 
 import json
+import locale
 
 import keras
 import onnx
@@ -57,3 +58,12 @@ def converted_before(proto, monkeypatch):
         return copy
 
     monkeypatch.setattr(onnx_conversion, "to_onnx", to_onnx)
+
+
+@pytest.fixture
+def c_locale():
+    """Files without an encoding of their own are written in ASCII."""
+    before = locale.setlocale(locale.LC_CTYPE)
+    locale.setlocale(locale.LC_CTYPE, "C")
+    yield
+    locale.setlocale(locale.LC_CTYPE, before)

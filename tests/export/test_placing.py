@@ -138,6 +138,15 @@ def test_texts_that_are_not_put_in_place_leave_nothing(tmp_path, error):
     assert (path.read_text(), tree(tmp_path)) == ("old", ["a.txt"])
 
 
+def test_a_text_that_utf_8_does_not_have_changes_nothing(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        with placing.prepared({path: "new", tmp_path / "b": "\udcff"}):
+            pytest.fail("it was written")
+    assert (path.read_text(), tree(tmp_path)) == ("old", ["a.txt"])
+
+
 @pytest.mark.parametrize(
     "content",
     ["", "model_config_list {}\n", "\n# Written by cbnn export.\n", None],

@@ -559,3 +559,15 @@ def test_models_config_of_somebody_else_stops_the_export_first(
     # Without the option, it is nobody's business.
     with pytest.raises(Failure):
         export_saved_model(ensemble, tmp_path / "model", verbose=0)
+
+
+def test_models_config_is_in_utf_8_in_any_locale(quick, tmp_path, c_locale):
+    quick(tmp_path / "青い", serving_config="/models")
+    config = tmp_path / "models.config"
+    assert parse_config(config) == [("青い", "/models/青い")]
+
+
+def test_a_name_that_utf_8_does_not_have_leaves_no_version(quick, tmp_path):
+    with pytest.raises(UnicodeEncodeError):
+        quick(tmp_path / "new" / "\udcff", serving_config="/models")
+    assert tree(tmp_path) == {}

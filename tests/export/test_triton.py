@@ -199,6 +199,20 @@ def test_everything_is_configured(ensemble, tmp_path, written_before):
     assert not (tmp_path / "a/labels.txt").exists()
 
 
+def test_labels_are_for_the_probabilities_in_any_locale(
+    ensemble, tmp_path, written_before, c_locale
+):
+    """Names beyond Latin-1 once left a version without a configuration."""
+    export_triton(ensemble, tmp_path / "größe", class_names=NAMES, verbose=0)
+    labels = (tmp_path / "größe/labels.txt").read_text(encoding="utf-8")
+    assert labels == "rot\ngrün\n青い\n"
+    config = config_of(tmp_path / "größe")
+    assert config.name == "größe"
+    files = {o.name: o.label_filename for o in config.output}
+    assert files.pop("probabilities") == "labels.txt"
+    assert files and set(files.values()) == {""}
+
+
 def test_our_configuration_is_replaced(ensemble, tmp_path, written_before):
     for size in (1, 500):
         export_triton(ensemble, tmp_path, max_batch_size=size, verbose=0)
@@ -266,6 +280,14 @@ def test_a_failed_version_leaves_nothing(
         with pytest.raises(error, match="it failed"):
             export_triton(ensemble, path, class_names=NAMES, verbose=0)
         assert tree(tmp_path) == before
+
+
+def test_a_name_that_utf_8_does_not_have_leaves_nothing(
+    ensemble, tmp_path, written_before
+):
+    with pytest.raises(UnicodeEncodeError):
+        export_triton(ensemble, tmp_path / "new/\udcff", verbose=0)
+    assert tree(tmp_path) == {}
 
 
 def test_triton_gets_the_file_of_export_onnx(
