@@ -337,6 +337,7 @@ def _export(parsed: argparse.Namespace) -> None:
         parsed.run,
         preprocess=parsed.preprocess,
         data=parsed.data,
+        tolerance=parsed.tolerance,
     ):
         print(f"  {command}")
 

@@ -111,6 +111,7 @@ def next_commands(
     *,
     preprocess: pathlib.Path | None = None,
     data: pathlib.Path | None = None,
+    tolerance: float | None = None,
 ) -> list[str]:
     """What to type after an export: how to verify it, and how to serve it.
 
@@ -120,11 +121,13 @@ def next_commands(
         run: The run directory that it was exported from.
         preprocess: The file that the export was given, if it was.
         data: The data that the export was given, if it was.
+        tolerance: The tolerance that the export was given, if it was.
     """
     verify = ["cbnn", "verify", str(path), "--run", str(run)]
     for option, value in (
         ("--preprocess", preprocess),
         ("--data", data),
+        ("--tolerance", tolerance),
     ):
         if value is not None:
             verify += [option, str(value)]

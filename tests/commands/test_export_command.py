@@ -267,6 +267,25 @@ def test_a_directory_without_a_run(tmp_path):
 # --- What to type next ---
 
 
+def test_what_was_given_is_given_again(tmp_path):
+    """A tolerance was once forgotten, so that the next command failed."""
+    verify, _ = next_commands(
+        "onnx",
+        tmp_path / "a.onnx",
+        tmp_path / "run",
+        preprocess=tmp_path / "front.keras",
+        data=tmp_path / "data.npz",
+        tolerance=2.5e-07,
+    )
+    assert shlex.split(verify) == [
+        *("cbnn", "verify", str(tmp_path / "a.onnx")),
+        *("--run", str(tmp_path / "run")),
+        *("--preprocess", str(tmp_path / "front.keras")),
+        *("--data", str(tmp_path / "data.npz")),
+        *("--tolerance", "2.5e-07"),
+    ]
+
+
 def as_a_shell_reads(command):
     """What the program gets, whichever it is."""
     program = shlex.split(command)[0]
