@@ -249,10 +249,7 @@ def test_labels_must_fit_the_classes(run, tmp_path):
     labels.write_text("a\nb\n")
     with pytest.raises(ValueError, match="one name per class, 3 in all, not 2"):
         export_run(
-            run,
-            format="onnx",
-            output=tmp_path / "a.onnx",
-            class_names=labels,
+            run, format="onnx", output=tmp_path / "a.onnx", class_names=labels
         )
     assert list(tmp_path.iterdir()) == [labels]
 

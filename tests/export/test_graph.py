@@ -327,10 +327,7 @@ other_keys = pytest.mark.filterwarnings("ignore:When providing `inputs` as a d")
             ["input_0", "right", "input_1"],
         ),
         # Keys are what clients know, and are taken in Keras' order.
-        (
-            lambda: {"b": named("first", 4), "a": named("second", 2)},
-            ["a", "b"],
-        ),
+        (lambda: {"b": named("first", 4), "a": named("second", 2)}, ["a", "b"]),
         (lambda: {"age": unnamed(1)}, ["age"]),
         (
             lambda: [{"x": named("u", 2)}, [named("v", 1), named("w", 3)]],
@@ -533,10 +530,7 @@ def two_outputs():
     ("options", "given"),
     [
         (lambda: {"preprocess": wrong_shape()}, "(None, 7, 1)"),
-        (
-            lambda: {"preprocess": two_outputs()},
-            "(None, 2, 2), (None, 2, 2)",
-        ),
+        (lambda: {"preprocess": two_outputs()}, "(None, 2, 2), (None, 2, 2)"),
         (lambda: {"inputs": keras.Input((2, 3))}, "(None, 2, 3)"),
     ],
 )
@@ -656,14 +650,7 @@ def test_data_in_the_structure_of_the_inputs(graphs, structure, data, expected):
         np.testing.assert_array_equal(found[name], array)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        X.tolist(),
-        {"input": X},
-        tf.constant(X),
-    ],
-)
+@pytest.mark.parametrize("data", [X.tolist(), {"input": X}, tf.constant(X)])
 def test_data_of_a_single_input(graphs, data):
     found = by_name(graphs["one"].input_specs, data)["input"]
     assert (found.dtype, found.shape) == (np.float32, X.shape)

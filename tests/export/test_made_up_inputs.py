@@ -36,14 +36,77 @@ def values(array):
     return set(array.ravel().tolist())
 
 
-# --- By what reads them ---
+# --- By what reads them, or by dtype alone ---
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "float32"])
-def test_embedding_takes_integers_below_its_size(dtype):
-    found = made_up(model_of(layers.Embedding(7, 2), dtype=dtype))
-    assert (found.dtype, found.shape) == (np.dtype(dtype), (NUM, 3))
-    assert values(found) == set(range(7))
+def as_float(x):
+    return keras.ops.cast(x, "float32")
+
+
+@pytest.mark.parametrize(
+    ("parts", "shape", "dtype", "expected"),
+    [
+        (lambda: [layers.Embedding(7, 2)], (3,), "uint8", range(7)),
+        (lambda: [layers.Embedding(7, 2)], (3,), "float32", range(7)),
+        # Behind layers without weights, within models and layers.
+        (
+            lambda: (
+                [layers.Reshape((3, 1)), layers.Flatten()]
+                + [layers.Dropout(0.5), layers.Embedding(5, 2)]
+            ),
+            *((3,), "int32", range(5)),
+        ),
+        (
+            lambda: [
+                keras.Sequential(
+                    [keras.Input((3,), dtype="int32"), layers.Embedding(5, 2)]
+                )
+            ],
+            *((3,), "int32", range(5)),
+        ),
+        (lambda: [Tokens()], (3,), "float32", range(5)),
+        (lambda: [Classifier()], (3,), "int32", range(5)),
+        (
+            lambda: [layers.CategoryEncoding(6, output_mode="multi_hot")],
+            *((3,), "int32", range(6)),
+        ),
+        (
+            lambda: [
+                layers.IntegerLookup(
+                    vocabulary=[10, 20, 30],
+                    num_oov_indices=0,
+                    output_mode="multi_hot",
+                )
+            ],
+            *((3,), "int64", [10, 20, 30]),
+        ),
+        (
+            lambda: [
+                layers.StringLookup(
+                    vocabulary=["red", "blue"],
+                    num_oov_indices=0,
+                    output_mode="count",
+                )
+            ],
+            *((3,), "string", ["red", "blue"]),
+        ),
+        (lambda: [text_model()], (), "string", ["red", "green", "blue"]),
+        # By dtype alone.
+        (lambda: [as_float], (30,), "uint8", range(256)),
+        (lambda: [as_float], (3,), "int8", [0, 1]),
+        (lambda: [as_float], (3,), "int64", [0, 1]),
+        (lambda: [as_float], (3,), "bool", [False, True]),
+        (
+            lambda: [layers.Hashing(3), layers.Embedding(3, 2)],
+            *((2,), "string", ["a", "b"]),
+        ),
+    ],
+)
+def test_every_value_is_one_that_is_expected(parts, shape, dtype, expected):
+    found = made_up(model_of(*parts(), shape=shape, dtype=dtype))
+    kind = np.dtype(object if dtype == "string" else dtype)
+    assert (found.dtype, found.shape) == (kind, (NUM, *shape))
+    assert values(found) == set(expected)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -59,24 +122,6 @@ def test_every_index_is_one_of_the_embedding(size, num, dtype):
     assert (found.shape, found.dtype) == ((num, 2), np.dtype(dtype))
     assert ((found >= 0) & (found < size)).all()
     np.testing.assert_array_equal(found, found.astype("int64"))
-
-
-def test_embedding_behind_layers_without_weights():
-    model = model_of(
-        layers.Reshape((3, 1)),
-        layers.Flatten(),
-        layers.Dropout(0.5),
-        layers.Embedding(5, 2),
-        dtype="int32",
-    )
-    assert values(made_up(model)) == set(range(5))
-
-
-def test_embedding_within_a_model():
-    inner = keras.Sequential(
-        [keras.Input((3,), dtype="int32"), layers.Embedding(5, 2)]
-    )
-    assert values(made_up(model_of(inner, dtype="int32"))) == set(range(5))
 
 
 @pytest.mark.filterwarnings("ignore:.*does not support masking")
@@ -115,40 +160,6 @@ class Classifier(keras.Model):
 
     def call(self, x):
         return self.last(self.tokens(x))
-
-
-@pytest.mark.parametrize("make", [Tokens, Classifier])
-@pytest.mark.parametrize("dtype", ["int32", "float32"])
-def test_embedding_within_a_class_of_the_user(make, dtype):
-    found = made_up(model_of(make(), dtype=dtype))
-    assert values(found) == set(range(5))
-
-
-def test_category_encoding_takes_integers_below_its_size():
-    encoding = layers.CategoryEncoding(6, output_mode="multi_hot")
-    assert values(made_up(model_of(encoding, dtype="int32"))) == set(range(6))
-
-
-def test_string_lookup_takes_its_words():
-    lookup = layers.StringLookup(
-        vocabulary=["red", "green", "blue"], output_mode="count"
-    )
-    found = made_up(model_of(lookup, dtype="string"))
-    assert (found.dtype, found.shape) == (object, (NUM, 3))
-    assert {"green", "blue"} <= values(found) <= {"red", "green", "blue"}
-
-
-def test_text_vectorization_takes_its_words():
-    found = made_up(model_of(text_model(), shape=(), dtype="string"))
-    assert found.shape == (NUM,)
-    assert values(found) == {"red", "green", "blue"}
-
-
-def test_integer_lookup_that_knows_no_others():
-    lookup = layers.IntegerLookup(
-        vocabulary=[10, 20, 30], num_oov_indices=0, output_mode="multi_hot"
-    )
-    assert values(made_up(model_of(lookup, dtype="int64"))) == {10, 20, 30}
 
 
 def test_normalization_takes_what_it_normalises():
@@ -190,47 +201,6 @@ def test_the_first_reader_on_the_way_counts():
 def test_what_is_behind_weights_does_not_count():
     model = model_of(layers.Dense(3), layers.Rescaling(1 / 255))
     assert np.abs(made_up(model)).max() < 6
-
-
-# --- By dtype alone ---
-
-
-def test_floats_are_normal():
-    found = made_up(model_of(layers.Dense(2)), 2000)
-    assert found.dtype == np.float32
-    assert abs(found.mean()) < 0.1
-    assert abs(found.std() - 1) < 0.1
-
-
-def as_float(x):
-    return keras.ops.cast(x, "float32")
-
-
-def test_bytes():
-    found = made_up(model_of(as_float, dtype="uint8"), 2000)
-    assert found.dtype == np.uint8
-    assert values(found) == set(range(256))
-
-
-@pytest.mark.parametrize("dtype", ["int8", "int64", "uint16"])
-def test_integers_that_nothing_is_known_of(dtype):
-    found = made_up(model_of(as_float, dtype=dtype))
-    assert found.dtype == np.dtype(dtype)
-    assert values(found) == {0, 1}
-
-
-def test_booleans():
-    found = made_up(model_of(as_float, dtype="bool"))
-    assert found.dtype == bool
-    assert values(found) == {False, True}
-
-
-def test_strings_that_nothing_is_known_of():
-    inputs = keras.Input((2,), dtype="string")
-    outputs = layers.Hashing(3)(inputs)
-    [found] = plausible_inputs(keras.Model(inputs, outputs), NUM)
-    assert (found.dtype, found.shape) == (object, (NUM, 2))
-    assert values(found) == {"a", "b"}
 
 
 # --- Shapes, several inputs ---

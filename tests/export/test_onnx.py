@@ -281,11 +281,7 @@ def test_a_wrong_conversion_is_never_left(
     before = tree(tmp_path)
     tampered(change, monkeypatch)
     with pytest.raises(ValueError, match=message):
-        export_onnx(
-            ensemble,
-            tmp_path / "a.onnx",
-            verbose=0,
-        )
+        export_onnx(ensemble, tmp_path / "a.onnx", verbose=0)
     assert tree(tmp_path) == before
 
 

@@ -174,11 +174,7 @@ def test_ranges_are_those_of_all_calibration_data(
     x[-1, 0] = 41.0
     path = tmp_path / "a.onnx"
     artefact = export_onnx(
-        ensemble,
-        path,
-        precision="int8",
-        calibration_data=x,
-        sample_data=x[:9],
+        ensemble, path, precision="int8", calibration_data=x, sample_data=x[:9]
     )
     model = onnx.load(path)
     constants = {

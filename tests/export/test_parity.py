@@ -235,11 +235,7 @@ CASES = {
         lambda: images(32),
         {},
     ),
-    "DenseNet121": (
-        application("DenseNet121"),
-        lambda: images(32, 1.0),
-        {},
-    ),
+    "DenseNet121": (application("DenseNet121"), lambda: images(32, 1.0), {}),
     "ConvNeXtTiny": (application("ConvNeXtTiny"), lambda: images(32), {}),
 }
 SMALL = [name for name in CASES if not name[0].isupper()]
@@ -339,8 +335,7 @@ def test_onnx_says_what_keras_says(exported):
 
 @pytest.mark.parametrize("exported", ["resnet", "mixed"], indirect=True)
 @pytest.mark.parametrize(
-    "run",
-    [run_openvino, pytest.param(run_node, marks=pytest.mark.servers)],
+    "run", [run_openvino, pytest.param(run_node, marks=pytest.mark.servers)]
 )
 def test_other_runtimes_read_the_onnx_file(exported, run):
     for batch in exported.batches():

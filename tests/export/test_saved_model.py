@@ -138,12 +138,7 @@ def test_weights_are_stored_once(tmp_path):
     )
     shapes, size = stored(artefact.path)
     # Seeds of noise and dropout are not among them.
-    assert shapes == {
-        (100, 200): 3,
-        (200,): 3 * 5,
-        (200, 3): 3,
-        (3,): 3,
-    }
+    assert shapes == {(100, 200): 3, (200,): 3 * 5, (200, 3): 3, (3,): 3}
     num_parameters = 3 * (100 * 200 + 5 * 200 + 200 * 3 + 3)
     assert 4 * num_parameters <= size < 1.1 * 4 * num_parameters
     # And nowhere else: as constants they would be in the graph.
@@ -199,10 +194,7 @@ def test_lookup_in_front_is_served(ensemble, tmp_path):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["petal length", "1st", "class", "größe"],
-)
+@pytest.mark.parametrize("name", ["petal length", "1st", "class", "größe"])
 def test_names_of_inputs_that_endpoints_cannot_have(tmp_path, name):
     inputs = {name: keras.Input((4,), name=name)}
     outputs = layers.Dense(3, activation="softmax")(inputs[name])

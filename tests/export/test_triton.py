@@ -389,10 +389,9 @@ def test_bad_requests_are_refused(server, exported, change, status, message):
         grpc(server, exported, model=model, **arguments)
     assert (
         error.value.status()
-        == {
-            400: "StatusCode.INVALID_ARGUMENT",
-            404: "StatusCode.NOT_FOUND",
-        }[status]
+        == {400: "StatusCode.INVALID_ARGUMENT", 404: "StatusCode.NOT_FOUND"}[
+            status
+        ]
     )
     # And the server goes on.
     expected = exported.predictions[:2]

@@ -491,8 +491,7 @@ def test_tolerance_is_passed_on(ensemble, artefact):
 
 def test_members_that_the_ensemble_lacks(ensemble, artefact):
     with pytest.raises(
-        ValueError,
-        match=r"no members of the steps \[3\]; .* has \[1, 2\]\.$",
+        ValueError, match=r"no members of the steps \[3\]; .* has \[1, 2\]\.$"
     ):
         verify_artefact(artefact, ensemble.take([1, 2]))
 
