@@ -14,7 +14,6 @@ import pytest
 from helpers import blobs, trained
 
 from cbnn_keras import CheckpointEnsemble
-from cbnn_keras.commands import export as export_module
 from cbnn_keras.commands.export import (
     default_output,
     export_run,
@@ -167,55 +166,6 @@ def test_a_preprocessing_is_put_in_front(run, files):
     ):
         verify_run(output, run)
     verify_run(output, run, preprocess=files / "front.keras")
-
-
-@pytest.mark.parametrize("format", ["saved_model", "onnx", "triton"])
-def test_options_are_passed_on(format, run, files, monkeypatch):
-    """None is lost on the way, and defaults are those of the functions."""
-    seen = {}
-
-    def export(ensemble, path, **options):
-        seen.update(options, path=path, steps=len(ensemble))
-        return "artefact"
-
-    for name in ("export_saved_model", "export_onnx", "export_triton"):
-        monkeypatch.setattr(
-            export_module, name, export if name.endswith(format) else None
-        )
-    more = {"serving_config": ""} if format == "saved_model" else {}
-    if format != "saved_model":
-        more["precision"] = "float16"
-    found = export_run(
-        run,
-        format=format,
-        output=files / "out",
-        num_members=3,
-        outputs=["class"],
-        top_k=4,
-        voting="hard",
-        priors=files / "priors.txt",
-        class_names=files / "labels.txt",
-        preprocess=files / "front.keras",
-        data=files / "data.npz",
-        tolerance=0.25,
-        **more,
-    )
-    assert found == "artefact"
-    assert seen.pop("preprocess").input_shape == (None, 4)
-    np.testing.assert_array_equal(seen.pop("sample_data"), X)
-    assert seen.pop("priors").tolist() == [0.5, 0.25, 0.25]
-    if format != "saved_model":
-        more["calibration_data"] = None
-    assert seen == {
-        "path": files / "out",
-        "steps": 3,
-        "outputs": ["class"],
-        "top_k": 4,
-        "voting": "hard",
-        "class_names": ["rot", "grün", "blau"],
-        "tolerance": 0.25,
-        **more,
-    }
 
 
 # --- Other files ---

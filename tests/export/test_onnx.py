@@ -9,7 +9,8 @@ import numpy as np
 import onnx
 import pytest
 import tensorflow as tf
-from export_helpers import ALL, NAMES, X, run_onnx, tree, worked_out
+from conftest import FULL
+from export_helpers import X, run_onnx, serving_graph, tree, worked_out
 from helpers import memory_ensemble
 
 import cbnn_keras
@@ -42,23 +43,13 @@ def broken():
 # --- The file ---
 
 
-def test_the_file_says_what_is_in_it(full_onnx):
-    expected = {
-        "cbnn_keras_version": cbnn_keras.__version__,
-        "members": [1, 2, 3],
-        "votes": [1.0, 2.5, 0.7],
-        "voting": "soft",
-        "priors": pytest.approx([0.1, 0.6, 0.3]),
-        "num_classes": 3,
-        "labels": NAMES,
-        "outputs": ALL,
-        "top_k": 2,
-        "has_preprocess": False,
-        "precision": "float32",
-    }
+def test_the_file_says_what_is_in_it(ensemble, full_onnx):
     model = onnx.load(full_onnx.path)
-    properties = model.metadata_props
-    assert {p.key: json.loads(p.value) for p in properties} == expected
+    found = {p.key: json.loads(p.value) for p in model.metadata_props}
+    assert found == serving_graph(ensemble, **FULL).metadata()
+    assert model.producer_name == "cbnn_keras"
+    assert model.producer_version == cbnn_keras.__version__
+    assert model.graph.name == "checkpoint_ensemble"
     onnx.checker.check_model(model, full_check=True)
     assert {o.domain: o.version for o in model.opset_import}[""] == 17
 

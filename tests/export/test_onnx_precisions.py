@@ -218,17 +218,6 @@ def test_weights_have_a_scale_for_each_channel(digits):
 # --- Names ---
 
 
-def test_names_in_eight_bits_are_short(digits):
-    """Long ones would take more space than the weights of a small model."""
-    graph = onnx.load(digits.paths["int8"]).graph
-    public = {"image", "probabilities"}
-    for node in graph.node:
-        assert node.name == ""
-        for name in (*node.input, *node.output):
-            assert name in public or re.fullmatch(r"\d*", name)
-    assert not graph.value_info
-
-
 # --- Other models ---
 
 

@@ -15,17 +15,15 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from export_helpers import ALL, NAMES, X, opened, tree
+from conftest import FULL
+from export_helpers import ALL, X, opened, serving_graph, tree
 from google.protobuf import text_format
-from helpers import header, memory_ensemble
+from helpers import memory_ensemble
 from tensorflow_serving.apis import prediction_log_pb2
 from tensorflow_serving.config import model_server_config_pb2
 
-from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.export import export_saved_model, saved_model
 from cbnn_keras.export.reference import Reference
-from cbnn_keras.runs.run import MemoryRun
-from cbnn_keras.version import __version__
 
 layers = keras.layers
 
@@ -60,21 +58,10 @@ def test_endpoints_have_named_inputs_and_outputs(full_saved_model):
         }
 
 
-def test_metadata_are_in_it(full_saved_model):
+def test_metadata_are_in_it(ensemble, full_saved_model):
     path = full_saved_model.path / "assets.extra" / "cbnn_keras.json"
-    assert json.loads(path.read_text(encoding="utf-8")) == {
-        "cbnn_keras_version": __version__,
-        "members": [1, 2, 3],
-        "votes": [1.0, 2.5, 0.7],
-        "voting": "soft",
-        "priors": pytest.approx([0.1, 0.6, 0.3]),
-        "num_classes": 3,
-        "labels": NAMES,
-        "outputs": ALL,
-        "top_k": 2,
-        "has_preprocess": False,
-        "precision": "float32",
-    }
+    expected = serving_graph(ensemble, **FULL).metadata()
+    assert json.loads(path.read_text(encoding="utf-8")) == expected
 
 
 def test_what_is_said_and_what_is_returned(ensemble, tmp_path, capsys):
@@ -143,55 +130,6 @@ def test_weights_are_stored_once(tmp_path):
     assert 4 * num_parameters <= size < 1.1 * 4 * num_parameters
     # And nowhere else: as constants they would be in the graph.
     assert artefact.num_bytes - size < 0.5 * 4 * num_parameters
-
-
-def test_frozen_backbone_is_stored_once(tmp_path):
-    inputs = keras.Input((50,), name="row")
-    backbone = keras.Sequential(
-        [keras.Input((50,)), layers.Dense(400), layers.Dense(50)],
-        name="backbone",
-    )
-    outputs = layers.Dense(3, activation="softmax")(backbone(inputs))
-    model = keras.Model(inputs, outputs)
-    run = MemoryRun(header(model))
-    for step in (1, 2, 3):
-        *kept, kernel, bias = model.get_weights()
-        model.set_weights([*kept, kernel * (step - 2.5), bias + step])
-        record = {"step": step, "vote": 1.0, "is_final": False}
-        run.add_round(record, np.ones(8, dtype=bool), model)
-    artefact = export_saved_model(
-        CheckpointEnsemble(run, model), tmp_path / "model", verbose=0
-    )
-    shapes, size = stored(artefact.path)
-    assert shapes == {
-        (50, 400): 1,
-        (400,): 1,
-        (400, 50): 1,
-        (50,): 1,
-        (50, 3): 3,
-        (3,): 3,
-    }
-    num_parameters = 2 * 50 * 400 + 450 + 3 * (50 * 3 + 3)
-    assert 4 * num_parameters <= size < 1.1 * 4 * num_parameters
-
-
-def test_lookup_in_front_is_served(ensemble, tmp_path):
-    """Its table belongs to no variable of the model."""
-    lookup = layers.StringLookup(
-        vocabulary=["red", "green", "blue"], output_mode="one_hot"
-    )
-    path = export_saved_model(
-        ensemble,
-        tmp_path / "lookup",
-        preprocess=lookup,
-        inputs=keras.Input((), dtype="string", name="colour"),
-        verbose=0,
-    ).path
-    colours = np.array(["blue", "red", "pink"])
-    found = opened(path)({"colour": colours})["probabilities"]
-    one_hot = np.float32([[0, 0, 0, 1], [0, 1, 0, 0], [1, 0, 0, 0]])
-    expected = ensemble.predict(one_hot, verbose=0)
-    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["petal length", "1st", "class", "größe"])

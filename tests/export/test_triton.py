@@ -30,7 +30,6 @@ from export_helpers import (
 from google.protobuf import text_format
 from helpers import trained
 from tritonclient.grpc import model_config_pb2
-from tritonclient.utils import InferenceServerException
 
 from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.export import export_triton
@@ -363,41 +362,6 @@ def test_concurrent_requests_get_their_own_answers(server, exported):
     assert done["failures"] == 0
     assert done["rows"] == sum(len(answer) for answer in answers)
     assert done["executions"] < NUM_CLIENTS  # batches of several requests
-
-
-@servers
-@pytest.mark.parametrize(
-    ("change", "status", "message"),
-    [
-        ({"x": np.zeros((2, 3), "float32")}, 400, "unexpected shape"),
-        ({"x": np.zeros((2, 4, 1), "float32")}, 400, "unexpected shape"),
-        ({"x": np.zeros((999, 4), "float32")}, 400, "batch-size must be <="),
-        ({"x": np.zeros((2, 4)), "datatype": "FP64"}, 400, "expects 'FP32'"),
-        ({"model": "no_such"}, 404, "unknown model: 'no_such'"),
-    ],
-    ids=["columns", "rank", "batch", "dtype", "model"],
-)
-def test_bad_requests_are_refused(server, exported, change, status, message):
-    good = exported.x[:2]
-    arguments = {"x": good, "datatype": "FP32", "model": "blobs"} | change
-    model = arguments.pop("model")
-    body = request_body(exported, **arguments)
-    got, answer = post(server, body, model)
-    assert (got, list(answer)) == (status, ["error"])
-    assert message in answer["error"]
-    with pytest.raises(InferenceServerException, match=message) as error:
-        grpc(server, exported, model=model, **arguments)
-    assert (
-        error.value.status()
-        == {400: "StatusCode.INVALID_ARGUMENT", 404: "StatusCode.NOT_FOUND"}[
-            status
-        ]
-    )
-    # And the server goes on.
-    expected = exported.predictions[:2]
-    np.testing.assert_allclose(
-        http(server, exported, good), expected, rtol=0, atol=1e-5
-    )
 
 
 # Other exports, each with a server of its own.

@@ -132,13 +132,6 @@ def test_what_is_not_the_same_is_seen(graph, change):
         compare(Faulty(graph, change), graph, FLOAT32)
 
 
-def test_other_weights_are_seen(graph):
-    weights = np.array([FIRST, SECOND])
-    weights[1, 7] += [1e-4, -1e-4, 0]  # of one sample, in one member
-    with pytest.raises(ValueError, match=NO_MATCH):
-        compare(Faulty(graph_of(weights)), graph, FLOAT32)
-
-
 def test_the_message_says_how_far_off(graph):
     change = other("class", lambda classes: np.full_like(classes, 2))
     with pytest.raises(
@@ -169,24 +162,11 @@ def remove(name):
     ("name", "change", "shape", "expected"),
     [
         ("probabilities", remove("probabilities"), "None", "(10, 3)"),
-        ("disagreement", remove("disagreement"), "None", "(10,)"),
-        (
-            "class",
-            other("class", lambda classes: classes[:, None]),
-            "(10, 1)",
-            "(10,)",
-        ),
         (
             "members",
             other("members", lambda members: members[:, :1]),
             "(10, 1, 3)",
             "(10, 2, 3)",
-        ),
-        (
-            "top_k_classes",
-            other("top_k_classes", lambda classes: classes[:, :2]),
-            "(10, 2)",
-            "(10, 3)",
         ),
         (
             "probabilities",
@@ -342,9 +322,7 @@ def test_tolerance_is_the_users(off, tolerance, is_same):
             compare(runtime, graph, FLOAT32)
 
 
-@pytest.mark.parametrize(
-    ("num_wrong", "is_same"), [(0, True), (2, True), (3, False)]
-)
+@pytest.mark.parametrize(("num_wrong", "is_same"), [(2, True), (3, False)])
 def test_int8_may_change_the_class_of_one_clear_sample_in_twenty(
     num_wrong, is_same
 ):
@@ -395,10 +373,8 @@ def test_margin_of_one_sigmoid(probability, is_clear):
 @pytest.mark.parametrize(
     ("num", "sizes"),
     [
-        (1, [1]),
         (2, [1, 1]),
         (10, [1, 2, 7]),
-        (13, [1, 2, 7, 1, 2]),
         (25, [1, 2, 7, 1, 2, 7, 1, 2, 2]),
     ],
 )
@@ -410,12 +386,6 @@ def test_every_sample_is_compared_once_in_batches(num, sizes):
     assert [len(batch) for batch in runtime.batches] == sizes
     assert sum(runtime.batches, []) == list(range(num))
     assert parity.num_samples == num
-
-
-def test_parity_as_text():
-    assert str(Parity(3.14e-7, 0.98765, 120)) == (
-        "max |delta p| 3.1e-07, the same class for 98.8% of 120 samples"
-    )
 
 
 # --- Artefacts that are there ---
@@ -454,7 +424,7 @@ def test_artefact_is_compared_with_what_it_says_of_itself(
 ):
     copy = shutil.copytree(full_saved_model.path, tmp_path / "1")
     parity = verify_artefact(copy, ensemble, sample_data=X, verbose=0)
-    assert parity.agreement == 1.0
+    assert (parity.agreement, parity.num_samples) == (1.0, len(X))
     file = copy / "assets.extra" / "cbnn_keras.json"
     metadata = json.loads(file.read_text())
     assert metadata["priors"] == pytest.approx([0.1, 0.6, 0.3])
@@ -469,12 +439,6 @@ def test_artefact_is_compared_with_what_it_says_of_itself(
     file.write_text(json.dumps(metadata | {"priors": [0.6, 0.4]}))
     with pytest.raises(ValueError, match=r"priors have the shape \(2,\)"):
         verify_artefact(copy, ensemble)
-
-
-def test_real_inputs_are_all_compared(ensemble, artefact):
-    parity = verify_artefact(artefact, ensemble, sample_data=X, verbose=0)
-    assert parity.num_samples == len(X)
-    assert parity.agreement == 1.0
 
 
 def test_artefact_of_another_run_does_not_match(artefact):
