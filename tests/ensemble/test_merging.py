@@ -128,7 +128,10 @@ def test_merged_model_predicts_as_the_ensemble(case, voting):
     ensemble, x = make(case)
     merged = ensemble.as_model(voting=voting)
     expected = ensemble.predict(x, voting=voting, verbose=0)
-    compare(merged.predict(x, verbose=0), expected)
+    # Half precision is rounded elsewhere in a graph than without one.
+    is_half = case == "mixed precision"
+    found = merged.predict(x, verbose=0) if is_half else merged(x)
+    compare(np.asarray(found), expected)
     assert merged.output.dtype == "float32"
     if voting == "hard":  # shares of 1, 2.5 and 0.7 in 4.2
         shares = {0, 10, 25, 7, 35, 17, 32, 42}
@@ -1041,7 +1044,7 @@ def test_merged_model_with_priors_predicts_as_the_ensemble(case, tmp_path):
     expected = mean / priors
     expected /= expected.sum(axis=1, keepdims=True)
     expected = expected[:, 1:] if "binary" in case else expected
-    compare(merged.predict(x, verbose=0), expected)
+    compare(np.asarray(merged(x)), expected)
     compare(ensemble.predict(x, priors=priors, verbose=0), expected)
     assert all(
         type(operation).__module__.startswith("keras.")
@@ -1049,7 +1052,7 @@ def test_merged_model_with_priors_predicts_as_the_ensemble(case, tmp_path):
     )
     merged.save(tmp_path / "merged.keras")
     loaded = keras.saving.load_model(tmp_path / "merged.keras")
-    compare(loaded.predict(x, verbose=0), expected)
+    compare(np.asarray(loaded(x)), expected)
 
 
 @pytest.mark.parametrize(
