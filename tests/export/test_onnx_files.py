@@ -19,7 +19,6 @@ from cbnn_keras.export import (
     onnx_conversion,
     onnx_files,
 )
-from cbnn_keras.export import onnx as onnx_module
 from cbnn_keras.runs.run import MemoryRun
 
 layers = keras.layers
@@ -176,29 +175,6 @@ def test_a_small_model_in_place_of_a_large_one(directory, ensemble):
     export_onnx(ensemble, directory / "a.onnx", verbose=0)
     assert names(directory) == ["a.onnx"]
     check(directory / "a.onnx", ensemble)
-
-
-@pytest.mark.parametrize(
-    ("owner", "attribute"),
-    [
-        (onnx_module, "compare"),
-        (onnx_module.onnx_files, "save"),
-        (onnx_module.onnx_files, "move"),
-    ],
-)
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-def test_a_failed_export_keeps_both_files(
-    owner, attribute, error, directory, ensemble, all_are_large, monkeypatch
-):
-    before = tree(directory)
-
-    def fail(*arguments, **options):
-        raise error("it failed")
-
-    monkeypatch.setattr(owner, attribute, fail)
-    with pytest.raises(error, match="it failed"):
-        export_onnx(ensemble, directory / "a.onnx", verbose=0)
-    assert tree(directory) == before
 
 
 @pytest.mark.parametrize("num_renames", [0, 1])

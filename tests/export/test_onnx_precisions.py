@@ -70,7 +70,7 @@ def digits_cnn():
 class Digits:
     """A trained ensemble of three, in all precisions."""
 
-    def __init__(self, folder):
+    def __init__(self, directory):
         keras.utils.set_random_seed(0)
         (x, y), _, (self.x, self.y) = demo.load_digits(seed=0)
         callback = CBNNCallback(num_checkpoints=3)
@@ -83,7 +83,7 @@ class Digits:
         assert len(self.ensemble) == 3
         self.paths, self.artefacts = {}, {}
         for precision in PRECISIONS:
-            path = folder / f"{precision}.onnx"
+            path = directory / f"{precision}.onnx"
             self.artefacts[precision] = export_onnx(
                 self.ensemble,
                 path,

@@ -98,12 +98,12 @@ def test_what_is_said_and_what_is_returned(ensemble, tmp_path, capsys):
     ]
 
 
-def stored(folder):
+def stored(directory):
     """Shapes of the variables in a SavedModel, and their bytes."""
-    variables = tf.train.load_checkpoint(str(folder / "variables/variables"))
+    variables = tf.train.load_checkpoint(str(directory / "variables/variables"))
     shapes = variables.get_variable_to_shape_map()
     shapes.pop("_CHECKPOINTABLE_OBJECT_GRAPH", None)
-    [data] = (folder / "variables").glob("variables.data*")
+    [data] = (directory / "variables").glob("variables.data*")
     counts = collections.Counter(map(tuple, shapes.values()))
     return counts, data.stat().st_size
 
@@ -430,17 +430,6 @@ def test_layer_that_needs_python_is_refused(tmp_path, make, op, name):
     ensemble = memory_ensemble(model, [1.0, 2.0])
     with pytest.raises(ValueError, match=refused(op, name)):
         export_saved_model(ensemble, tmp_path / "model", verbose=0)
-    assert tree(tmp_path) == {}
-
-
-def test_preprocess_that_needs_python_is_refused(ensemble, tmp_path):
-    with pytest.raises(ValueError, match=refused("PyFunc", "front")):
-        export_saved_model(
-            ensemble,
-            tmp_path / "model",
-            preprocess=InPython(name="front"),
-            verbose=0,
-        )
     assert tree(tmp_path) == {}
 
 

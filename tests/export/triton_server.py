@@ -153,32 +153,32 @@ class Server:
             return response.status, response.read()
 
 
-def environment(folder):
+def environment(directory):
     """A virtual environment with Triton, made there unless it is there.
 
     Raises:
         CannotInstall: If pip does not get the packages.
     """
-    folder = pathlib.Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    complete = folder / "complete"
-    with open(folder / "lock", "w") as lock:
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    complete = directory / "complete"
+    with open(directory / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not complete.exists():
-            _install(folder)
+            _install(directory)
             complete.touch()
-    return folder
+    return directory
 
 
-def _install(folder):
-    _run(sys.executable, "-m", "venv", folder)
-    pip = (folder / "bin/python", "-m", "pip", "install", "--retries=1")
+def _install(directory):
+    _run(sys.executable, "-m", "venv", directory)
+    pip = (directory / "bin/python", "-m", "pip", "install", "--retries=1")
     # Of pytriton only the server is used, and nothing that its Python needs.
     # With NumPy 2 the python backend's outputs are empty; there is no NumPy 1
     # for Python 3.13.
     _run(*pip, "--no-deps", "nvidia-pytriton==0.7.0")
     _run(*pip, "--only-binary=:all:", "onnxruntime", "numpy<2")
-    triton = _triton(folder)
+    triton = _triton(directory)
     stubs = triton / "python_backend_stubs" / "{}.{}".format(*sys.version_info)
     shutil.copy(
         stubs / "triton_python_backend_stub", triton / "backends" / "python"
@@ -208,8 +208,11 @@ def serving(environment, repository, log_file):
             is `log_file`, is in the message.
     """
     shared_memory = f"cbnn_{uuid.uuid4().hex}_"
-    with tempfile.TemporaryDirectory() as folder, open(log_file, "wb") as log:
-        served = pathlib.Path(folder) / "models"
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        open(log_file, "wb") as log,
+    ):
+        served = pathlib.Path(directory) / "models"
         shutil.copytree(repository, served)
         for config in served.glob("*/config.pbtxt"):
             _use_python_backend(config)
