@@ -195,6 +195,12 @@ def test_top_k_is_at_most_the_number_of_classes():
             )
 
 
+def test_top_k_is_five_by_default():
+    members = np.resize([0.0, 0.01, 0.05], (1, 1, 51))  # many equal ones
+    found = answers(tables(members, [1.0]), outputs=["top_k"])
+    assert found["top_k_classes"].tolist() == [[2, 5, 8, 11, 14]]
+
+
 def test_class_names_take_the_place_of_numbers():
     names = ["a cat", "größer", "猫"]
     graph = serving_graph(

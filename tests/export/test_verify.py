@@ -222,13 +222,14 @@ def test_numbers_that_are_no_classes_are_seen(graph, number, becomes):
     [
         (lambda found: None, 0.0),
         (other("probabilities", off_by(8e-6)), 8e-6),
-        (other("members", off_by(-9e-6)), 9e-6),
+        # Ten times as much in single members.
+        (other("members", off_by(-9e-5)), 9e-5),
         (lambda found: found.update(another=np.zeros(1)), 0.0),
     ],
 )
 def test_rounding_is_allowed(graph, change, difference):
     parity = compare(Faulty(graph, change), graph, FLOAT32)
-    assert parity.max_difference == pytest.approx(difference, abs=1e-9)
+    assert parity.max_difference == pytest.approx(difference, rel=1e-2)
     assert (parity.agreement, parity.num_samples) == (1.0, 10)
 
 
