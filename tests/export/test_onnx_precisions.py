@@ -25,7 +25,7 @@ from cbnn_keras.export import (
 )
 
 layers = keras.layers
-VOTES = [1.0, 2.5, 0.7]
+VOTES = [1.0, 2.5]
 PRECISIONS = ["float32", "float16", "int8"]
 
 
@@ -78,7 +78,7 @@ class Digits:
         model = digits_cnn()
         self.num_parameters = model.count_params()
         assert 280_000 < 3 * self.num_parameters < 320_000
-        model.fit(train, epochs=6, callbacks=[callback], verbose=0)
+        model.fit(train, epochs=4, callbacks=[callback], verbose=0)
         self.ensemble = callback.ensemble()
         assert len(self.ensemble) == 3
         self.paths, self.artefacts = {}, {}

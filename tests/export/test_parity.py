@@ -35,7 +35,7 @@ from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.export import export_onnx, export_saved_model, onnx_conversion
 from cbnn_keras.runs.run import MemoryRun
 
-VOTES = [1.0, 2.5, 0.7]
+VOTES = [1.0, 2.5]
 layers = keras.layers
 
 
