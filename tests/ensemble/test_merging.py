@@ -20,6 +20,7 @@ from helpers import (
     dense_model,
     header,
     memory_ensemble,
+    round_at,
     text_model,
 )
 from hypothesis import given, settings
@@ -211,11 +212,11 @@ def test_an_input_is_not_called_as_the_output():
 def test_merged_model_has_copies_of_its_own():
     ensemble, x = make("sequential")
     expected = ensemble.predict(x, verbose=0)
-    name = ensemble._model.name
+    name = ensemble.model.name
     merged = ensemble.as_model()
     merged.set_weights([np.zeros_like(w) for w in merged.get_weights()])
     np.testing.assert_array_equal(ensemble.predict(x, verbose=0), expected)
-    assert ensemble._model.name == name
+    assert ensemble.model.name == name
 
 
 # --- What members have in common ---
@@ -1165,8 +1166,7 @@ def subclassed(model):
     for step in (1, 2):
         model.set_weights([w + 0.3 * step for w in model.get_weights()])
         model(X[:2])
-        record = {"step": step, "vote": float(step), "is_final": False}
-        run.add_round(record, np.ones(8, dtype=bool), model)
+        run.add_round(round_at(step, float(step)), np.ones(8, bool), model)
     return CheckpointEnsemble(run, model)
 
 

@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import onnxruntime
 import tensorflow as tf
-from helpers import header
+from helpers import header, round_at
 
 from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.export import ServingOptions
@@ -37,7 +37,7 @@ def tables(members, votes, **options):
     run = MemoryRun(header(model, **options))
     for number, (table, vote) in enumerate(zip(members, votes, strict=True)):
         model.set_weights([table])
-        record = {"step": 10 * number + 10, "vote": vote, "is_final": False}
+        record = round_at(10 * number + 10, vote)
         run.add_round(record, np.ones(8, dtype=bool), model)
     return CheckpointEnsemble(run, model)
 

@@ -689,7 +689,7 @@ def test_nodes_belong_to_layers_that_keras_numbered():
 def test_layers_that_members_share_have_the_users_name_too():
     model = dense_model()
     ensemble = memory_ensemble(model, [1.0])
-    ensemble = CheckpointEnsemble(ensemble._run, model, [1, 1])
+    ensemble = CheckpointEnsemble(ensemble.run, model, [1, 1])
     graph = serving_graph(ensemble)
     names = [operation.name for operation in graph.model.operations]
     assert "shared_dense" in names

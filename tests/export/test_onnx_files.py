@@ -10,7 +10,7 @@ import onnx
 import onnxruntime
 import pytest
 from export_helpers import tree
-from helpers import header, memory_ensemble
+from helpers import header, memory_ensemble, round_at
 
 from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.export import (
@@ -278,8 +278,7 @@ def test_an_ensemble_above_two_gigabytes(tmp_path):
     assert num_bytes > 2.2e9
     run = SyntheticRun(header(model))
     run.rounds = [
-        {"step": step, "vote": vote, "is_final": False}
-        for step, vote in ((1, 1.0), (2, 2.5), (3, 0.7))
+        round_at(step, vote) for step, vote in ((1, 1.0), (2, 2.5), (3, 0.7))
     ]
     run.members = [1, 2, 3]
     ensemble = CheckpointEnsemble(run, model)

@@ -28,7 +28,7 @@ from export_helpers import (
     run_onnx,
     worked_out,
 )
-from helpers import header, memory_ensemble, text_model
+from helpers import header, memory_ensemble, round_at, text_model
 from tensorflow_serving.apis import prediction_log_pb2
 
 from cbnn_keras import CheckpointEnsemble
@@ -168,8 +168,7 @@ def ensemble_of(model, x, **options):
             layer.momentum = 0.0  # the statistics of the next batch alone
         model(x, training=True)
         make_unsure(model, x)
-        record = {"step": step, "vote": vote, "is_final": False}
-        run.add_round(record, np.ones(8, dtype=bool), model)
+        run.add_round(round_at(step, vote), np.ones(8, dtype=bool), model)
     return CheckpointEnsemble(run, model)
 
 
