@@ -14,6 +14,7 @@ import pytest
 from helpers import blobs, trained
 
 from cbnn_keras import CheckpointEnsemble
+from cbnn_keras.commands import cli
 from cbnn_keras.commands.export import (
     default_output,
     export_run,
@@ -81,21 +82,20 @@ def test_the_name_of_the_current_directory(tmp_path, monkeypatch):
 # --- Options ---
 
 
-def test_options_reach_the_onnx_file(run, files):
+def test_options_reach_the_onnx_file(run, files, monkeypatch, capsys):
+    """The whole way: as typed, and then what it says to type."""
+    monkeypatch.chdir(files)
     output = files / "out/a.onnx"
-    artefact = export_run(
-        run,
-        format="onnx",
-        output=output,
-        num_members=2,
-        outputs=["probabilities", "class", "top_k"],
-        top_k=2,
-        class_names=files / "labels.txt",
-        priors=files / "priors.txt",
-        data=files / "data.npz",
+    options = (
+        "--format onnx --output out/a.onnx --members 2 --top-k 2 --data "
+        "data.npz --outputs probabilities,class,top_k --class-names labels.txt "
+        "--priors priors.txt --tolerance 2e-05"
     )
-    assert artefact.path == output
-    assert artefact.parity.num_samples == 120
+    assert cli.main(["export", str(run), *options.split()]) == 0
+    *_, verify, _ = capsys.readouterr().out.splitlines()
+    assert verify.endswith("--data data.npz --tolerance 2e-05")
+    assert cli.main(shlex.split(verify)[1:]) == 0
+    assert "the same class for 100.0% of 120 samples" in capsys.readouterr().out
     found = metadata(output)
     ensemble = CheckpointEnsemble.load(run)
     assert len(ensemble) == 4
@@ -119,8 +119,6 @@ def test_options_reach_the_onnx_file(run, files):
         rtol=0,
         atol=1e-5,
     )
-    parity = verify_run(output, run, data=files / "data.npz")
-    assert parity.num_samples == 120
 
 
 def test_data_calibrate_eight_bits(run, files):
@@ -147,11 +145,12 @@ def test_data_calibrate_eight_bits(run, files):
     verify_run(output, run, data=files / "data.npz")
 
 
-def test_a_preprocessing_is_put_in_front(run, files):
+def test_a_preprocessing_is_put_in_front(run, files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
     output = files / "a.onnx"
-    export_run(
-        run, format="onnx", output=output, preprocess=files / "front.keras"
-    )
+    options = "--format onnx --output a.onnx --preprocess front.keras"
+    assert cli.main(["export", str(run), *options.split()]) == 0
+    *_, verify, _ = capsys.readouterr().out.splitlines()
     pixels = np.random.default_rng(0).integers(0, 256, (9, 4), "uint8")
     expected = CheckpointEnsemble.load(run).predict(
         (pixels * (4 / 255) - 2).astype("float32"), verbose=0
@@ -165,7 +164,7 @@ def test_a_preprocessing_is_put_in_front(run, files):
         r"line as --preprocess FILE\.keras",
     ):
         verify_run(output, run)
-    verify_run(output, run, preprocess=files / "front.keras")
+    assert cli.main(shlex.split(verify)[1:]) == 0
 
 
 # --- Other files ---
