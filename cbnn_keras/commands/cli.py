@@ -198,6 +198,20 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
         help="of onnx and triton (default: %(default)s); int8 needs --data",
     )
     parser.add_argument(
+        "--serving-config",
+        nargs="?",
+        const="",
+        metavar="DIRECTORY",
+        help="also write models.config for TensorFlow Serving; DIRECTORY is "
+        "where the server sees the models (/models in its container)",
+    )
+    _add_serving_options(parser)
+    _add_data_options(parser)
+
+
+def _add_serving_options(parser: argparse.ArgumentParser) -> None:
+    """Arguments that are called like a field of `ServingOptions`."""
+    parser.add_argument(
         "--outputs",
         type=_names,
         default="probabilities",
@@ -226,15 +240,6 @@ def _add_export_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a text file with the name of a class in each line",
     )
-    parser.add_argument(
-        "--serving-config",
-        nargs="?",
-        const="",
-        metavar="DIRECTORY",
-        help="also write models.config for TensorFlow Serving; DIRECTORY is "
-        "where the server sees the models (/models in its container)",
-    )
-    _add_data_options(parser)
 
 
 def _add_data_options(parser: argparse.ArgumentParser) -> None:
