@@ -74,8 +74,10 @@ class Counting(keras.callbacks.Callback):
 
 
 def main() -> None:
-    x = np.random.default_rng(0).normal(size=(120, 4)).astype("float32")
+    keras.utils.set_random_seed(0)
     y = np.arange(120) % 3
+    x = np.random.default_rng(0).normal(size=(120, 4)).astype("float32")
+    x[:, 0] += 2 * y  # so that the checkpoint is a member
     model = keras.Sequential(
         [
             keras.Input((4,)),
@@ -83,7 +85,9 @@ def main() -> None:
             keras.layers.Dense(3, activation="softmax"),
         ]
     )
-    model.compile("adam", "sparse_categorical_crossentropy")
+    model.compile(
+        keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy"
+    )
     with tempfile.TemporaryDirectory() as folder:
         _ways(model, x, y, pathlib.Path(folder))
 
@@ -95,7 +99,13 @@ def _ways(
     cbnn = CBNNCallback(folder / "run", num_checkpoints=3)
     train = cbnn.weighted(x, y, batch_size=20)
     counting = Counting(cbnn, step=8)
-    model.fit(train, epochs=4, callbacks=[cbnn, counting], verbose=0)
+    model.fit(
+        train,
+        epochs=4,
+        callbacks=[cbnn, counting],
+        shuffle=False,
+        verbose=0,
+    )
     print(f"{'a checkpoint':14} {counting.called}")
     ensemble = CheckpointEnsemble.load(folder / "run")
     _count("a predict", lambda: ensemble.predict(x, verbose=0))

@@ -19,6 +19,10 @@ tf.config.set_logical_device_configuration(
 )
 
 
+# No doctests are looked for in these.
+collect_ignore_glob = ["*conftest.py"]
+
+
 def pytest_configure(config):
     # To optimise graphs takes a third of the time of small trainings. What is
     # large, and CI runs in a second command, is done with it.

@@ -94,7 +94,10 @@ class SampleWeights:
         with tf.device("CPU:0"):
             return _Variables(
                 weights=tf.Variable(
-                    self._mean_one(), trainable=False, name="sample_weights"
+                    self.num_samples * self.distribution,
+                    trainable=False,
+                    name="sample_weights",
+                    dtype=tf.float32,
                 ),
                 stream=tf.Variable([self.seed, 0], dtype=tf.int64),
                 num_lookups=tf.Variable(0, dtype=tf.int64),
@@ -125,7 +128,7 @@ class SampleWeights:
     def assign(self, distribution: np.ndarray) -> None:
         """Sets omega; the next batch sees it."""
         self.distribution = distribution
-        self.variable.assign(self._mean_one())
+        self.variable.assign((self.num_samples * distribution).astype("f4"))
 
     def set_seed(self, seed: int) -> None:
         """Sets what the order of the samples derives from."""
@@ -212,9 +215,6 @@ class SampleWeights:
         with tf.control_dependencies([key]):
             stream.assign_add([0, 1])
         return key
-
-    def _mean_one(self) -> np.ndarray:
-        return (self.num_samples * self.distribution).astype(np.float32)
 
 
 def _without_injected_prefetch() -> tf.data.Options:

@@ -44,6 +44,8 @@ class CheckpointEnsemble(Members):
     Get one from `CBNNCallback.ensemble()` or `CheckpointEnsemble.load(...)`.
 
     Attributes:
+        run: The run that the members are of.
+        model: The model that members are loaded into.
         rounds: What each member's round left, in order of its step.
         votes: lambda of each member as computed, shape `(num_members,)`.
         classifier: How outputs of the model are read as probabilities.
@@ -119,7 +121,7 @@ class CheckpointEnsemble(Members):
                 len(self._steps),
                 "members predict",
             ):
-                found = self._probabilities(load(step), inputs, batch_size)
+                found = self.classifier.predict(load(step), inputs, batch_size)
                 if voting == "hard":
                     found = metrics.one_hot_votes(found)
                 average = mean.add(found, vote)

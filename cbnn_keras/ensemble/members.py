@@ -29,6 +29,8 @@ class Members:
         cache_bytes: How much of them is kept in memory once it was read.
 
     Attributes:
+        run: The run that the members are of.
+        model: The model that members are loaded into.
         rounds: What each member's round left, in order of its step.
         votes: lambda of each member as computed, shape `(num_members,)`.
         classifier: How outputs of the model are read as probabilities.
@@ -47,20 +49,12 @@ class Members:
                 "The run has no members yet: training ended before the first "
                 "checkpoint. Train for longer, or take more checkpoints."
             )
+        self.run = run
+        self.model = model
         self._lender = _Lender(run, model, cache_bytes)
         self.classifier = run.header.classifier
         self.rounds = [run.round_at(step) for step in self._steps]
         self.votes = np.array([record.vote for record in self.rounds])
-
-    @property
-    def run(self) -> Run:
-        """The run that the members are of."""
-        return self._lender.run
-
-    @property
-    def model(self) -> keras.Model:
-        """The model that members are loaded into."""
-        return self._lender.model
 
     @property
     def members(self) -> list[dict[str, Any]]:
@@ -105,7 +99,7 @@ class Members:
 
     def member_models(self) -> list[keras.Model]:
         """A copy of the model for each member, with its weights."""
-        members = copying.copies(self.model, len(self))
+        members = copying.copies(self.model, len(self._steps))
         for step, member in zip(self._steps, members, strict=True):
             self.run.load_member(step, member)
         return members
@@ -149,14 +143,6 @@ class Members:
         other._lender = self._lender
         return other
 
-    def _probabilities(
-        self, model: keras.Model, x: Any, batch_size: int | None
-    ) -> np.ndarray:
-        """What a model predicts; its random generators are left alone."""
-        with generators_kept(model):
-            outputs = model.predict(x, batch_size=batch_size, verbose=0)
-        return self.classifier.probabilities(outputs)
-
     def _member_probabilities(
         self, x: Any, batch_size: int | None, verbose: int
     ) -> Iterator[np.ndarray]:
@@ -166,7 +152,7 @@ class Members:
         for step in steps:
             # Before each `yield`: what comes next may well use the model.
             with self._lender.lent() as load:
-                found = self._probabilities(load(step), x, batch_size)
+                found = self.classifier.predict(load(step), x, batch_size)
             yield found
 
 

@@ -58,7 +58,11 @@ def merge(
             'name="another").'
         )
     received = inputs if received is None else received
-    taken = {operation.name for operation in _operations(inputs, received)}
+    # Inputs, and the layers between them and what members receive.
+    front = keras.Model(
+        keras.tree.flatten(inputs), keras.tree.flatten(received), name="front"
+    )
+    taken = {operation.name for operation in front.operations}
     outputs = member_outputs(members, received, classifier, taken=taken)
     average = combine(outputs, votes, voting=voting, priors=priors, taken=taken)
     results = average
@@ -111,7 +115,7 @@ def member_outputs(
     calls = _Calls(len(members))
     outputs = []
     for number, member in enumerate(members):
-        calls.start(number)
+        calls.member, calls.position = number, 0
         outputs.append(_probabilities(calls.run(member, inputs), classifier))
     calls.rename(taken)
     return outputs
@@ -154,9 +158,9 @@ def combine(
     if len(parts) > 1:
         name = _free_name("average", taken)
         average = keras.layers.Add(dtype="float32", name=name)(parts)
-    return keras.layers.Identity(dtype="float32", name=last)(
-        threshold(average, priors)
-    )
+    if priors is not None:
+        average = threshold(average, priors)
+    return keras.layers.Identity(dtype="float32", name=last)(average)
 
 
 def threshold(probabilities: Any, priors: ArrayLike | None) -> Any:
@@ -191,18 +195,20 @@ class _Calls:
 
     Members have one architecture, so the n-th call of one stands where the n-th
     call of another does.
+
+    Attributes:
+        member: The number of the member that is called.
+        position: How many of its calls were made.
     """
 
     def __init__(self, num_members: int) -> None:
         self._num_members = num_members
+        self.member = 0
+        self.position = 0
         self._made: list[list[_Call]] = []
         self._casts: dict[tuple[int, str], Any] = {}
         # Tensors are told apart by their ids, so they must live on.
         self._alive: list[Any] = []
-
-    def start(self, member: int) -> None:
-        self._member = member
-        self._position = 0
 
     def run(self, model: Any, inputs: Any, path: str = "") -> Any:
         """Calls a model layer by layer where its layers are known."""
@@ -245,10 +251,10 @@ class _Calls:
     def _call_once(
         self, operation: Any, path: str, args: Any, kwargs: Any
     ) -> Any:
-        if self._position == len(self._made):
+        if self.position == len(self._made):
             self._made.append([])
-        earlier = self._made[self._position]
-        self._position += 1
+        earlier = self._made[self.position]
+        self.position += 1
         arguments = [
             id(value)
             for value in keras.tree.flatten((args, kwargs))
@@ -258,12 +264,12 @@ class _Calls:
             if call.arguments == arguments and _have_equal_weights(
                 call.operation, operation
             ):
-                call.members.append(self._member)
+                call.members.append(self.member)
                 return call.outputs
         outputs = operation(*args, **kwargs)
         self._alive.append((args, kwargs, outputs))
         earlier.append(
-            _Call(operation, path, arguments, outputs, [self._member])
+            _Call(operation, path, arguments, outputs, [self.member])
         )
         return outputs
 
@@ -327,13 +333,6 @@ _TRAINING_ONLY = {
 }
 
 
-def _operations(inputs: Any, received: Any) -> list[Any]:
-    """Inputs, and the layers between them and what members receive."""
-    tensors = keras.tree.flatten(inputs)
-    front = keras.Model(tensors, keras.tree.flatten(received), name="front")
-    return front.operations
-
-
 def _takes_dict(model: keras.Model) -> bool:
     # A Sequential model has no `.input` before it was called.
     return not isinstance(model, keras.Sequential) and isinstance(
@@ -356,16 +355,13 @@ def _fits(model: keras.Model, inputs: Any) -> bool:
 
 def _have_equal_weights(one: Any, other: Any) -> bool:
     return one is other or all(
-        np.array_equal(first, second)
-        for first, second in zip(_weights(one), _weights(other), strict=True)
+        np.array_equal(*map(keras.ops.convert_to_numpy, pair))
+        for pair in zip(
+            getattr(one, "weights", []),
+            getattr(other, "weights", []),
+            strict=True,
+        )
     )
-
-
-def _weights(operation: Any) -> list[np.ndarray]:
-    return [
-        keras.ops.convert_to_numpy(weight)
-        for weight in getattr(operation, "weights", [])
-    ]
 
 
 def _probabilities(outputs: Any, classifier: Classifier) -> Any:

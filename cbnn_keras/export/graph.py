@@ -4,6 +4,7 @@ Every format is made from the same `ServingGraph`, and compared with what the
 graph's `reference` says, which is computed by another way.
 """
 
+import functools
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import tensorflow as tf
 from cbnn_keras.ensemble import CheckpointEnsemble, merging
 from cbnn_keras.export import made_up_inputs
 from cbnn_keras.export.options import ServingOptions
-from cbnn_keras.export.reference import Reference
+from cbnn_keras.export.reference import reference
 from cbnn_keras.models.keras_internals import is_made_up_name
 from cbnn_keras.version import __version__
 
@@ -32,7 +33,9 @@ class ServingGraph:
         model: Keras model from what clients send to probabilities of the
             ensemble and of the members.
         input_specs: A `tf.TensorSpec` for each input, by its name.
-        reference: What the Keras ensemble says, without the `model`.
+        reference: What the Keras ensemble says, without the `model`, as a
+            function of arrays by input name.
+        has_real_samples: Whether the `samples` are the user's.
 
     Raises:
         ValueError: If the options do not fit the ensemble.
@@ -44,16 +47,29 @@ class ServingGraph:
         self.options = options = options.fitted_to(ensemble.classifier)
         self._ensemble = ensemble.in_float32()
         members = self._ensemble.member_models()
-        inputs = _client_inputs(options, members[0])
+        inputs = options.inputs
+        if inputs is None:  # what the first layers take
+            front = options.preprocess
+            has_inputs = getattr(front, "inputs", None)
+            inputs = merging.inputs_like(front if has_inputs else members[0])
         self.input_specs = _input_specs(
             inputs, has_names=options.inputs is not None
         )
-        self._check_names()
+        taken = set(self.input_specs) & set(options.output_names)
+        if taken:
+            raise ValueError(
+                f"{', '.join(sorted(taken))} would be the name of both an "
+                "input and an output. Give the input another one: "
+                'inputs=keras.Input(..., name="another").'
+            )
         self.model = self._merged(members, inputs)
-        self.reference = Reference(self._ensemble, options, inputs)
+        self.reference = functools.partial(
+            reference, self._ensemble, options, inputs
+        )
         self._sample_data = None
         if options.sample_data is not None:
             self._sample_data = by_name(self.input_specs, options.sample_data)
+        self.has_real_samples = options.sample_data is not None
 
     def _merged(self, members: list[keras.Model], inputs: Any) -> keras.Model:
         options = self.options
@@ -69,7 +85,8 @@ class ServingGraph:
         received = keras.tree.pack_sequence_as(inputs, tensors)
         if options.preprocess is not None:
             received = options.preprocess(received)
-        _check_shapes(members[0], received)
+        if options.preprocess is not None or options.inputs is not None:
+            _check_shapes(members[0], received)
         return merging.merge(
             members,
             self._ensemble.votes,
@@ -81,15 +98,6 @@ class ServingGraph:
             with_members=True,
         )
 
-    def _check_names(self) -> None:
-        taken = set(self.input_specs) & set(self.options.output_names)
-        if taken:
-            raise ValueError(
-                f"{', '.join(sorted(taken))} would be the name of both an "
-                "input and an output. Give the input another one: "
-                'inputs=keras.Input(..., name="another").'
-            )
-
     def metadata(self, precision: str = "float32") -> dict[str, Any]:
         """What an artefact says about itself, as JSON can hold it.
 
@@ -99,7 +107,7 @@ class ServingGraph:
         ensemble = self._ensemble
         return {
             "cbnn_keras_version": __version__,
-            "members": [int(member["step"]) for member in ensemble.members],
+            "members": [record.step for record in ensemble.rounds],
             "votes": [float(vote) for vote in ensemble.votes],
             "num_classes": ensemble.classifier.num_classes,
             "precision": precision,
@@ -136,12 +144,11 @@ class ServingGraph:
     ) -> dict[str, tf.Tensor]:
         """The chosen outputs from those of the merged model."""
         probabilities, members = results["probabilities"], results["members"]
-        classes = _predicted_classes(probabilities)
         found = {}
         if "probabilities" in chosen:
             found["probabilities"] = probabilities
         if "class" in chosen:
-            found["class"] = self._named(classes)
+            found["class"] = self._named(_predicted_classes(probabilities))
         if "top_k" in chosen:
             columns = probabilities
             if self._ensemble.classifier.is_binary:
@@ -152,6 +159,7 @@ class ServingGraph:
         if "members" in chosen:
             found["members"] = members
         if "disagreement" in chosen:
+            classes = _predicted_classes(probabilities)
             found["disagreement"] = self._disagreement(members, classes)
         return found
 
@@ -179,11 +187,6 @@ class ServingGraph:
                 if name in names:
                     return re.sub(r"^(shared|member_\d+)_", "", name)
         return node
-
-    @property
-    def has_real_samples(self) -> bool:
-        """Whether the `samples` are the user's."""
-        return self._sample_data is not None
 
     def samples(self, num: int) -> dict[str, np.ndarray]:
         """At most `num` inputs, real ones if there are, by input name."""
@@ -248,14 +251,6 @@ def by_name(
             "every input."
         )
     return arrays
-
-
-def _client_inputs(options: ServingOptions, model: keras.Model) -> Any:
-    """What clients send: the user's inputs, or those of the first layers."""
-    if options.inputs is not None:
-        return options.inputs
-    has_inputs = getattr(options.preprocess, "inputs", None)
-    return merging.inputs_like(options.preprocess if has_inputs else model)
 
 
 def _check_shapes(model: keras.Model, received: Any) -> None:

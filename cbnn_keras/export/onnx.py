@@ -63,7 +63,12 @@ def export_onnx(
     """
     serving_options = ServingOptions.from_keywords(options)
     reporter = Reporter(verbose)
-    destination = _destination(pathlib.Path(path).absolute())
+    destination = pathlib.Path(path).absolute()
+    if destination.is_dir():
+        raise ValueError(
+            f"{destination} is a directory; an ONNX export is a file. Give a "
+            "name for it, such as ensemble.onnx."
+        )
     with placing.written_aside(destination) as aside:
         unfinished = aside / destination.name
         parity = write_onnx(
@@ -78,15 +83,6 @@ def export_onnx(
     artefact = Artefact(destination, onnx_files.num_bytes(destination), parity)
     reporter.line(str(artefact))
     return artefact
-
-
-def _destination(path: pathlib.Path) -> pathlib.Path:
-    if path.is_dir():
-        raise ValueError(
-            f"{path} is a directory; an ONNX export is a file. Give a name for "
-            "it, such as ensemble.onnx."
-        )
-    return path
 
 
 def write_onnx(

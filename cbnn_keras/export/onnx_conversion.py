@@ -1,6 +1,7 @@
 """A serving graph -> an ONNX model, with tf2onnx and what it lacks."""
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from cbnn_keras.export.graph import ServingGraph, trace
-from cbnn_keras.export.runtimes import metadata_as_text
 from cbnn_keras.support import extras
 
 OPSET = 17  # tf2onnx stops at 18, which adds transpositions around pooling
@@ -42,7 +42,10 @@ def to_onnx(graph: ServingGraph, precision: str = "float32") -> Any:
     except Exception:  # of whatever kind: one of tf2onnx's optimisers failed
         model = _convert(function, specs)
     _check_operations(model, graph)
-    arrays = {name: _array(variable) for name, variable in weights.items()}
+    arrays = {
+        name: keras.ops.convert_to_numpy(variable)
+        for name, variable in weights.items()
+    }
     _make_constant(model, _constants_of_layers(traced) | arrays)
     _fold(model)
     _clean(model, graph.metadata(precision))
@@ -68,7 +71,9 @@ def _weights_apart(graph: ServingGraph) -> dict[str, keras.Variable]:
     tf2onnx needs sixty times their size in memory, and fails above 2 GB. So
     the weights of large models stay out of the graph until it is converted.
     """
-    sizes = [(v, _array(v).nbytes) for v in graph.model.weights]
+    sizes = [
+        (v, keras.ops.convert_to_numpy(v).nbytes) for v in graph.model.weights
+    ]
     if sum(size for _, size in sizes) < _LARGE_MODEL:
         return {}
     prefix = "weight"
@@ -81,10 +86,6 @@ def _weights_apart(graph: ServingGraph) -> dict[str, keras.Variable]:
 def _spec(item: tuple[str, keras.Variable]) -> tf.TensorSpec:
     name, variable = item
     return tf.TensorSpec(variable.shape, variable.dtype, name=name)
-
-
-def _array(variable: keras.Variable) -> np.ndarray:
-    return keras.ops.convert_to_numpy(variable)
 
 
 def _constants_of_layers(traced: Any) -> dict[str, np.ndarray]:
@@ -161,8 +162,8 @@ def _clean(model: Any, metadata: dict[str, Any]) -> None:
     model.producer_name = "cbnn_keras"
     model.producer_version = metadata["cbnn_keras_version"]
     model.doc_string = ""
-    for key, text in metadata_as_text(metadata).items():
-        model.metadata_props.add(key=key, value=text)
+    for key, value in metadata.items():
+        model.metadata_props.add(key=key, value=json.dumps(value))
 
 
 def _check_operations(model: Any, graph: ServingGraph) -> None:

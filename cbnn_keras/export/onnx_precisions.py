@@ -32,7 +32,8 @@ def check(precision: str, calibration_data: Any) -> None:
             f"calibration_data is for precision='int8', not {precision!r}. Use "
             "sample_data to verify with real inputs."
         )
-    check_data("calibration_data", calibration_data)
+    if calibration_data is not None:
+        check_data("calibration_data", calibration_data)
 
 
 def convert(

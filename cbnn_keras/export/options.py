@@ -71,26 +71,28 @@ class ServingOptions:
     tolerance: float | None = None
 
     def __post_init__(self) -> None:
-        _check_preprocess(self.preprocess)
-        _check_inputs(self.inputs)
-        check_data("sample_data", self.sample_data)
-        self._set(outputs=_checked_outputs(self.outputs))
-        self._set(class_names=_checked_names(self.class_names))
         owner = type(self).__name__
-        self._set(top_k=arguments.integer(owner, "top_k", self.top_k))
+        checked: dict[str, Any] = {
+            "outputs": _checked_outputs(self.outputs),
+            "top_k": arguments.integer(owner, "top_k", self.top_k),
+        }
+        if self.preprocess is not None:
+            _check_preprocess(self.preprocess)
+        if self.inputs is not None:
+            _check_inputs(self.inputs)
+        if self.sample_data is not None:
+            check_data("sample_data", self.sample_data)
+        if self.class_names is not None:
+            checked["class_names"] = _checked_names(self.class_names)
         if self.tolerance is not None:
-            tolerance = arguments.number(
+            checked["tolerance"] = arguments.number(
                 owner,
                 "tolerance",
                 self.tolerance,
                 at_least=0,
                 allowed="a number of at least 0",
             )
-            self._set(tolerance=tolerance)
-
-    def _set(self, **fields: Any) -> None:
-        """Puts checked values in place of those that were given."""
-        for name, value in fields.items():
+        for name, value in checked.items():  # in place of what was given
             object.__setattr__(self, name, value)
 
     @classmethod
@@ -211,9 +213,7 @@ def _checked_outputs(outputs: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in OUTPUTS if name in chosen)
 
 
-def _checked_names(class_names: Sequence[str] | None) -> tuple[str, ...] | None:
-    if class_names is None:
-        return None
+def _checked_names(class_names: Sequence[str]) -> tuple[str, ...]:
     if isinstance(class_names, str):
         raise ValueError(
             "class_names must be a list with one name per class, not the text "
@@ -230,18 +230,15 @@ def _checked_names(class_names: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _check_preprocess(preprocess: Any) -> None:
-    if preprocess is None or isinstance(preprocess, keras.layers.Layer):
-        return
-    raise ValueError(
-        "preprocess must be a Keras layer or model, not "
-        f"{type(preprocess).__name__}. Wrap a function: "
-        "keras.layers.Lambda(function)."
-    )
+    if not isinstance(preprocess, keras.layers.Layer):
+        raise ValueError(
+            "preprocess must be a Keras layer or model, not "
+            f"{type(preprocess).__name__}. Wrap a function: "
+            "keras.layers.Lambda(function)."
+        )
 
 
 def _check_inputs(inputs: Any) -> None:
-    if inputs is None:
-        return
     for tensor in keras.tree.flatten(inputs):
         if not isinstance(tensor, keras.KerasTensor):
             raise ValueError(

@@ -100,13 +100,8 @@ def open_artefact(path: pathlib.Path) -> Runtime:
     )
 
 
-def metadata_as_text(metadata: dict[str, Any]) -> dict[str, str]:
-    """Each value as JSON, for formats that keep strings."""
-    return {key: json.dumps(value) for key, value in metadata.items()}
-
-
 def _from_text(properties: dict[str, str]) -> dict[str, Any]:
-    """The inverse of `metadata_as_text`; others' entries are left out."""
+    """Metadata from texts of JSON; what others put there is left out."""
     found = {}
     for key, text in properties.items():
         try:

@@ -160,7 +160,8 @@ def compare(
     found = {name: found[name] for name in wanted}
     differences = _differences(found, expected, graph.options)
     is_same = _same_classes(found, expected, graph.options, tolerance)
-    tolerance = _as_the_user_said(tolerance, graph.options.tolerance)
+    if graph.options.tolerance is not None:
+        tolerance = _as_the_user_said(tolerance, graph.options.tolerance)
     is_clear = _is_clear(found, expected, tolerance.margin)
     parity = Parity(
         float(np.max([0.0, *differences.values()])),  # NaN if one is
@@ -184,12 +185,8 @@ def compare(
     return parity
 
 
-def _as_the_user_said(
-    tolerance: Tolerance, difference: float | None
-) -> Tolerance:
+def _as_the_user_said(tolerance: Tolerance, difference: float) -> Tolerance:
     """The tolerance with the largest difference that the user allows."""
-    if difference is None:
-        return tolerance
     return dataclasses.replace(
         tolerance,
         difference=difference,

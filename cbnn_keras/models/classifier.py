@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from cbnn_keras.models import keras_internals
+from cbnn_keras.models.state import generators_kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +25,15 @@ class Classifier:
     is_binary: bool
     from_logits: bool
 
-    def probabilities(self, outputs: np.ndarray) -> np.ndarray:
-        """Outputs -> probabilities, float32, of the same shape."""
+    def predict(
+        self, model: keras.Model, x: Any, batch_size: int | None = None
+    ) -> np.ndarray:
+        """Probabilities of a model, float32, in the shape of its outputs.
+
+        Its random generators are left as they were.
+        """
+        with generators_kept(model):
+            outputs = model.predict(x, batch_size=batch_size, verbose=0)
         values = np.asarray(outputs).astype(np.float32)
         if not self.from_logits:
             return values

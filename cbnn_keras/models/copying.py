@@ -109,7 +109,7 @@ def copies(
                 model, path, _with_float32 if in_float32 else bytes
             )
             # Lambdas are safe here: they are in the model that we hold.
-            with _policy("float32" if in_float32 else None):
+            with _policy("float32") if in_float32 else contextlib.nullcontext():
                 return [
                     load_architecture(path, safe_mode=False) for _ in range(num)
                 ]
@@ -123,11 +123,10 @@ def copies(
 
 
 @contextlib.contextmanager
-def _policy(name: str | None) -> Iterator[None]:
+def _policy(name: str) -> Iterator[None]:
     """Sets the policy of layers that are made by a class of the user."""
     kept = keras.config.dtype_policy()
-    if name is not None:
-        keras.config.set_dtype_policy(name)
+    keras.config.set_dtype_policy(name)
     try:
         yield
     finally:

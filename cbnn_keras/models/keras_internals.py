@@ -75,8 +75,7 @@ def producer(tensor: Any) -> tuple[Any, int]:
 
 def nodes_after(tensor: Any) -> list[Any]:
     """The calls that got an output of the operation that made a tensor."""
-    operation, _ = producer(tensor)
-    return list(operation._outbound_nodes)
+    return list(tensor._keras_history.operation._outbound_nodes)
 
 
 def is_made_up_name(name: str) -> bool:

@@ -223,8 +223,15 @@ class Manifest:
             **{k: v for k, v in vars(self).items() if k != "header"},
             "files": dict(sorted(self.files.items())),
         }
-        text = json.dumps(content, indent=1, allow_nan=False, default=_as_json)
-        files.replace_text(directory / MANIFEST, text + "\n")
+        text = json.dumps(
+            content,
+            indent=1,
+            allow_nan=False,
+            default=lambda part: (
+                part.to_json() if hasattr(part, "to_json") else vars(part)
+            ),
+        )
+        files.replace_bytes(directory / MANIFEST, f"{text}\n".encode())
 
     @classmethod
     def read(cls, directory: pathlib.Path) -> "Manifest":
@@ -319,12 +326,6 @@ def _parse(kind: Any, value: Any, where: str, wrong: list[str]) -> Any:
     elif not _fits(value, kind):
         wrong.append(where)
     return value
-
-
-def _as_json(part: Any) -> Json:
-    """A dataclass as the object of JSON that it is written as."""
-    has_own_form = isinstance(part, (Settings, Round))
-    return part.to_json() if has_own_form else vars(part)
 
 
 def _fits(value: Any, kind: Any) -> bool:

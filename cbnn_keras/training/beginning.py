@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cbnn_keras.models import copying
+from cbnn_keras.models import copying, keras_internals
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Header, Settings
 from cbnn_keras.runs.run import MemoryRun, Run, labels_id
@@ -90,8 +90,9 @@ class Beginning:
         if run.is_finished:
             return self._reopen(fit, plan, run)
         state, method_state = run.rewind(fit.task.model)
-        plan.actions.restore(method_state)
-        fit.task.model._initial_epoch = state.epoch
+        if plan.actions is not None:
+            plan.actions.restore(method_state)
+        keras_internals.set_initial_epoch(fit.task.model, state.epoch)
         fit.reporter.line(
             f"{self._title}: resuming {directory} after epoch "
             f"{state.epoch}, step {state.step}; members so far: "
@@ -101,7 +102,7 @@ class Beginning:
 
     def _reopen(self, fit: Fit, plan: Plan, run: RunDirectory) -> Course:
         run.load_member(run.members[-1], fit.task.model)
-        fit.task.model._initial_epoch = fit.params["epochs"]
+        keras_internals.set_initial_epoch(fit.task.model, fit.params["epochs"])
         fit.reporter.line(
             f"{self._title}: the run in {run.path} is complete; there is "
             "nothing left to train. The model holds its last member, of step "

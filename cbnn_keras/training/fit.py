@@ -4,7 +4,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from cbnn_keras.models import replicas
+from cbnn_keras.models import keras_internals, replicas
 from cbnn_keras.models.classifier import averages_loss
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.training.guards import GateKeeper, LookupGuard
@@ -72,7 +72,8 @@ class Course:
             Whether it was.
         """
         self.step = step
-        self.plan.actions.after_step(self)
+        if self.plan.actions is not None:
+            self.plan.actions.after_step(self)
         if step < self.next_update:
             return False
         self.pending = [s for s in self.pending if s > step]
@@ -89,12 +90,14 @@ class Course:
 
     def end_epoch(self, logs: Mapping[str, Any]) -> None:
         """Lets the method act on what `fit` has logged."""
-        if not self.is_done:
+        if self.plan.actions is not None and not self.is_done:
             self.plan.actions.after_epoch(self, logs)
 
     def save_state(self, epoch: int) -> None:
         """Keeps what training would be resumed from after that epoch."""
-        self.rounds.save_state(self.step, epoch, self.plan.actions.state())
+        actions = self.plan.actions
+        state = {} if actions is None else actions.state()
+        self.rounds.save_state(self.step, epoch, state)
 
     def end(self) -> None:
         """Takes the model as it is now for the final one."""
@@ -102,7 +105,8 @@ class Course:
             return
         self.is_done = True
         self.pending, self.next_update = [], sys.maxsize
-        self.plan.actions.before_final(self)
+        if self.plan.actions is not None:
+            self.plan.actions.before_final(self)
         if self.rounds.last_step == self.step and self.rounds.run.members:
             self.rounds.make_last_final()  # taken at this very step
         else:
@@ -147,7 +151,7 @@ class Fit:
                 validation_data, task.classifier, task.batch_size
             )
         )
-        self.initial_epoch: int = task.model._initial_epoch
+        self._initial_epoch = keras_internals.initial_epoch(task.model)
         weights = task.weights
         is_distributed = replicas.is_distributed(task.model)
         _divide_batches(owner, task, is_distributed)
@@ -226,7 +230,7 @@ class Fit:
 
     def restore_initial_epoch(self) -> None:
         """Undoes what resuming told Keras, once Keras knows it."""
-        self.task.model._initial_epoch = self.initial_epoch
+        keras_internals.set_initial_epoch(self.task.model, self._initial_epoch)
 
 
 def _divide_batches(owner: str, task: Task, is_distributed: bool) -> None:

@@ -70,14 +70,14 @@ class Plan:
         settings: What else decides on the run, for the manifest.
         learning_rate: The rate of a step, from 1, or None where the method
             leaves it alone. None for a method that never sets it.
-        actions: What happens between checkpoints.
+        actions: What happens between checkpoints, or None for nothing.
     """
 
     steps: list[int]
     policy: Policy
     settings: Mapping[str, Any]
     learning_rate: Callable[[int], float | None] | None = None
-    actions: Actions = dataclasses.field(default_factory=Actions)
+    actions: Actions | None = None
 
 
 def by_step(owner: str, schedule: Any) -> Schedule | None:

@@ -9,7 +9,6 @@ import tensorflow as tf
 from cbnn_keras import metrics
 from cbnn_keras.data.labelled import as_pair, split_labels
 from cbnn_keras.models.classifier import Classifier
-from cbnn_keras.models.state import generators_kept
 
 
 class RunningAccuracy:
@@ -44,10 +43,5 @@ class RunningAccuracy:
 
     def _predict(self, model: keras.Model) -> np.ndarray:
         is_dataset = isinstance(self._inputs, tf.data.Dataset)
-        with generators_kept(model):
-            outputs = model.predict(
-                self._inputs,
-                batch_size=None if is_dataset else self._batch_size,
-                verbose=0,
-            )
-        return self._classifier.probabilities(outputs)
+        size = None if is_dataset else self._batch_size
+        return self._classifier.predict(model, self._inputs, size)

@@ -69,8 +69,9 @@ def directory(tmp_path_factory):
     return directory
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def ensemble(directory):
+    """Shared: what uses it leaves the model as it was, which is tested."""
     return CheckpointEnsemble.load(directory)
 
 
@@ -965,7 +966,8 @@ def reads(monkeypatch):
     return steps
 
 
-def test_small_repeated_calls_do_not_read_the_disk_each_time(ensemble, reads):
+def test_small_repeated_calls_do_not_read_the_disk_each_time(directory, reads):
+    ensemble = CheckpointEnsemble.load(directory)
     first = ensemble.predict(X[:1], verbose=0)
     assert reads == [4, 8, 12, 16, 20, 24]
     for _ in range(3):

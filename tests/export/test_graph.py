@@ -15,7 +15,6 @@ from helpers import blobs, dense_model, memory_ensemble, text_model
 
 from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.export.graph import by_name, trace
-from cbnn_keras.export.runtimes import metadata_as_text
 from cbnn_keras.version import __version__
 
 layers = keras.layers
@@ -725,10 +724,6 @@ def test_metadata():
         "has_preprocess": False,
     }
     assert graph.metadata("int8")["precision"] == "int8"
-    texts = metadata_as_text(graph.metadata())
-    assert texts["members"] == "[10, 20, 30]"
-    assert texts["labels"] == "null"
-    assert texts["voting"] == '"hard"'
 
 
 def test_reference_knows_nothing_of_the_merged_model():

@@ -278,11 +278,19 @@ def test_describing_builds_the_model():
 # Probabilities.
 
 
-LOGITS = np.array([[1, 2, -3], [0, 0, 0], [80, -80, 79], [1e4, 0, -1e4]])
+def probabilities_of(outputs, classifier):
+    """What a model with these outputs, as they are, predicts."""
+    kind = outputs.dtype.name
+    inputs = keras.Input(outputs.shape[1:], dtype=kind)
+    model = keras.Model(inputs, layers.Identity(dtype=kind)(inputs))
+    return classifier.predict(model, keras.ops.convert_to_tensor(outputs, kind))
+
+
+LOGITS = np.array([[1.0, 2, -3], [0, 0, 0], [80, -80, 79], [1e4, 0, -1e4]])
 
 
 def test_logits_of_several_classes_get_their_softmax():
-    found = Classifier(3, False, True).probabilities(LOGITS)
+    found = probabilities_of(LOGITS, Classifier(3, False, True))
     assert found.dtype == np.float32
     np.testing.assert_allclose(
         found, scipy.special.softmax(LOGITS, axis=1), atol=1e-7
@@ -292,7 +300,7 @@ def test_logits_of_several_classes_get_their_softmax():
 
 def test_a_binary_logit_gets_its_sigmoid():
     logits = np.array([[-100.0], [-2], [0], [2], [100]])
-    found = Classifier(2, True, True).probabilities(logits)
+    found = probabilities_of(logits, Classifier(2, True, True))
     assert found.dtype == np.float32
     assert found.shape == (5, 1)
     np.testing.assert_allclose(found, 1 / (1 + np.exp(-logits)), atol=1e-7)
@@ -304,14 +312,14 @@ def test_a_binary_logit_gets_its_sigmoid():
 )
 def test_probabilities_stay_as_they_are(is_binary, dtype):
     values = np.array([[0.25], [0.5], [1.0]]).astype(dtype)
-    found = Classifier(2, is_binary, False).probabilities(values)
+    found = probabilities_of(values, Classifier(2, is_binary, False))
     assert found.dtype == np.float32
     assert found.tolist() == [[0.25], [0.5], [1.0]]
 
 
 def test_half_precision_logits_get_a_float32_softmax():
     logits = np.array([[10.0, 0.0, -10.0]], "float16")
-    found = Classifier(3, False, True).probabilities(logits)
+    found = probabilities_of(logits, Classifier(3, False, True))
     # exp(-20) = 2e-9 is 0 in float16.
     np.testing.assert_allclose(
         found, scipy.special.softmax(logits.astype(float), axis=1), rtol=1e-5

@@ -200,6 +200,4 @@ def test_private_names_are_in_one_module():
     }
     own = found.pop("models/keras_internals.py")
     assert own == sorted(["keras.src.models.", *PRIVATE])
-    # Until training/ calls `initial_epoch` and `set_initial_epoch`.
-    found = {k: v for k, v in found.items() if not k.startswith("training/")}
     assert {path: names for path, names in found.items() if names} == {}

@@ -655,7 +655,7 @@ def test_kill_before_the_first_manifest_leaves_the_directory_free(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(files, "replace_text", kill)
+        patch.setattr(files, "replace_bytes", kill)
         with pytest.raises(KeyboardInterrupt):
             new_run(tmp_path / "run")
     check_available(tmp_path / "run")

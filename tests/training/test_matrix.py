@@ -175,7 +175,13 @@ def train(directory, model, data, loss, compile, **options):
     return cbnn
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.large] * (name == "jit_compile"))
+        for name in NAMES
+    ],
+)
 def test_trains_saves_loads_and_predicts(name, tmp_path):
     model, x, y, loss, compile = case(name)
     cbnn = train(tmp_path / "run", model, (x, y), loss, compile)
@@ -220,7 +226,10 @@ def test_a_dataset_gives_what_arrays_give(name):
     np.testing.assert_array_equal(*votes)
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize(
+    "policy",
+    ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.large)],
+)
 def test_mixed_precision(policy, tmp_path):
     keras.config.set_dtype_policy(policy)
     model, x, y, loss, compile = case("functional")

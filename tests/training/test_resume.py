@@ -52,10 +52,12 @@ def uninterrupted(tmp_path_factory):
     "crash",
     [
         {"epoch": 0, "batch": 2},  # before anything was kept
-        {"epoch": 0},  # at the end of the first epoch
-        {"epoch": 1, "batch": 0},  # right after the first checkpoint
+        # At the end of the first epoch; right after the first checkpoint.
+        pytest.param({"epoch": 0}, marks=pytest.mark.large),
+        pytest.param({"epoch": 1, "batch": 0}, marks=pytest.mark.large),
         {"epoch": 2, "batch": 5},  # checkpoints after the kept state
-        {"epoch": 4, "batch": 5},  # after the final model, before the end
+        # After the final model, before the end.
+        pytest.param({"epoch": 4, "batch": 5}, marks=pytest.mark.large),
         {"epoch": 4},  # when all that is missing is the end itself
     ],
     ids=str,
@@ -322,7 +324,9 @@ def test_random_layers_at_inference_do_not_disturb_a_resumed_run(tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("save", ["savez", "save"])
+@pytest.mark.parametrize(
+    "save", ["savez", pytest.param("save", marks=pytest.mark.large)]
+)
 def test_a_full_disk_is_explained_and_nothing_is_lost(
     tmp_path, uninterrupted, save, monkeypatch
 ):
