@@ -69,6 +69,19 @@ def trained(
     return callback, model, x, y
 
 
+def one_step(model, num_features=64, num_classes=10):
+    """Trains on one batch, so that the optimizer has its slots."""
+    x, y = blobs(20, num_classes, num_features)
+    model.fit(x, y, batch_size=20, verbose=0, shuffle=False)
+
+
+def same(arrays, others):
+    return len(arrays) == len(others) and all(
+        a.dtype == b.dtype and a.tobytes() == b.tobytes()
+        for a, b in zip(arrays, others, strict=True)
+    )
+
+
 def text_model(num_classes=3):
     """Strings in; its vocabulary is adapted and in no config."""
     vectorize = keras.layers.TextVectorization(output_sequence_length=3)

@@ -150,12 +150,6 @@ def test_update(weights, correct, vote, deviation_rate, expected):
     np.testing.assert_allclose(updated, expected, rtol=1e-14)
 
 
-def test_update_leaves_its_input_alone():
-    weights = np.full(4, 0.25)
-    update_weights(weights, bits("1110"), LOG3, 1.0)
-    np.testing.assert_array_equal(weights, np.full(4, 0.25))
-
-
 @pytest.mark.parametrize(
     ("weights", "true_class_votes", "total_vote", "expected"),
     [

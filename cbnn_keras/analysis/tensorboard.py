@@ -19,6 +19,7 @@ from cbnn_keras.analysis.diversity import pairwise_disagreement
 from cbnn_keras.analysis.plots.maps import draw_heat_map
 from cbnn_keras.runs.manifest import Round
 from cbnn_keras.runs.run import Run
+from cbnn_keras.support.aliases import Logs
 from cbnn_keras.support.extras import need
 from cbnn_keras.training.checkpointing import CheckpointCallback
 
@@ -95,7 +96,7 @@ class TensorBoardLogger(keras.callbacks.Callback):
 
     # Hooks, in the order in which Keras calls them.
 
-    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._check_callback()
         self._check_directory()
         self._close()  # still open after a `fit` that failed
@@ -106,14 +107,10 @@ class TensorBoardLogger(keras.callbacks.Callback):
         self._last = None
         self._num_epochs = 0
 
-    def on_train_batch_end(
-        self, batch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         self._write_new_rounds()
 
-    def on_epoch_end(
-        self, epoch: int, logs: dict[str, Any] | None = None
-    ) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         logs = logs or {}
         self._num_epochs += 1
         if self._num_epochs == 1:
@@ -125,7 +122,7 @@ class TensorBoardLogger(keras.callbacks.Callback):
                 {"val_ensemble_accuracy": accuracy}, self.callback.step
             )
 
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         self._write_new_rounds()
         self._close()
 
@@ -150,7 +147,7 @@ class TensorBoardLogger(keras.callbacks.Callback):
                 f"written to: {error.message}."
             ) from error
 
-    def _check_order(self, logs: dict[str, Any]) -> None:
+    def _check_order(self, logs: Logs) -> None:
         # The callback puts it there at the end of every epoch.
         if f"{self.callback.LOG_PREFIX}_members" not in logs:
             warnings.warn(

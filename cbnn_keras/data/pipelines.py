@@ -122,9 +122,6 @@ def weighted(
     Returns:
         A `tf.data.Dataset` of batches `(x, y, weight)`.
 
-    Raises:
-        ValueError: If the data or an argument is not one of these.
-
     Example:
 
     >>> train = weighted(np.zeros((5, 3)), np.arange(5), batch_size=2)

@@ -14,6 +14,7 @@ from cbnn_keras.models import copying
 from cbnn_keras.models.state import generators_kept
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.run import Run
+from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.console import Reporter
 
 CACHE_BYTES = 2**30
@@ -57,7 +58,7 @@ class Members:
         self.votes = np.array([record.vote for record in self.rounds])
 
     @property
-    def members(self) -> list[dict[str, Any]]:
+    def members(self) -> list[Json]:
         """The record of each member's round, as in `CBNNCallback.history`."""
         return [record.to_json() for record in self.rounds]
 

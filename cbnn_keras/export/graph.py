@@ -18,6 +18,7 @@ from cbnn_keras.export import made_up_inputs
 from cbnn_keras.export.options import ServingOptions
 from cbnn_keras.export.reference import reference
 from cbnn_keras.models.keras_internals import is_made_up_name
+from cbnn_keras.support.aliases import Json
 from cbnn_keras.version import __version__
 
 
@@ -98,7 +99,7 @@ class ServingGraph:
             with_members=True,
         )
 
-    def metadata(self, precision: str = "float32") -> dict[str, Any]:
+    def metadata(self, precision: str = "float32") -> Json:
         """What an artefact says about itself, as JSON can hold it.
 
         Args:

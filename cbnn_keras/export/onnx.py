@@ -38,9 +38,8 @@ def export_onnx(
     weights are in a second file beside the first.
 
     Nothing is changed at `path` unless the file, opened in ONNX Runtime, says
-    the same as the Keras ensemble; then a file that is there is replaced.
-
-    Needs `pip install "cbnn-keras[onnx]"`.
+    the same as the Keras ensemble; then a file that is there is replaced. Needs
+    `pip install "cbnn-keras[onnx]"`.
 
     Args:
         ensemble: What to export.
@@ -57,9 +56,8 @@ def export_onnx(
         Where it is, how big, and how close to the Keras ensemble.
 
     Raises:
-        ImportError: If a package is missing, with the command to install it.
-        ValueError: If an option does not fit, if an op cannot be converted, or
-            if the file does not match the ensemble.
+        ImportError, ValueError: If a package is missing, an option does not
+            fit, an op cannot be converted, or the file does not match.
     """
     serving_options = ServingOptions.from_keywords(options)
     reporter = Reporter(verbose)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from cbnn_keras.export.graph import ServingGraph, trace
 from cbnn_keras.support import extras
+from cbnn_keras.support.aliases import Json
 
 OPSET = 17  # tf2onnx stops at 18, which adds transpositions around pooling
 _LARGE_MODEL = 2**24  # bytes
@@ -148,7 +149,7 @@ def _fold(model: Any) -> None:
             del graph.initializer[index]
 
 
-def _clean(model: Any, metadata: dict[str, Any]) -> None:
+def _clean(model: Any, metadata: Json) -> None:
     """Names inputs and outputs as promised, and adds the metadata."""
     for value in (*model.graph.input, *model.graph.output):
         dimensions = value.type.tensor_type.shape.dim

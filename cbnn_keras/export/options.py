@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 from cbnn_keras.ensemble.voting import checked_priors
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.support import arguments
+from cbnn_keras.support.aliases import Json
 
 OUTPUTS = ("probabilities", "class", "top_k", "members", "disagreement")
 
@@ -173,7 +174,7 @@ class ServingOptions:
         texts = np.vectorize(tf.compat.as_str, otypes=[object])(classes)
         return np.vectorize(lambda text: numbers.get(text, -1))(texts)
 
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Json:
         """What an artefact says about its options, as JSON can hold it."""
         names, priors = self.class_names, self.priors
         return {

@@ -2,12 +2,13 @@
 
 import json
 import pathlib
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from cbnn_keras.support import extras
+from cbnn_keras.support.aliases import Json
 
 # Where a SavedModel keeps its metadata.
 METADATA = "assets.extra/cbnn_keras.json"
@@ -21,7 +22,7 @@ class Runtime(Protocol):
         input_names: The names of its inputs, in the artefact's order.
     """
 
-    metadata: dict[str, Any]
+    metadata: Json
     input_names: list[str]
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -100,7 +101,7 @@ def open_artefact(path: pathlib.Path) -> Runtime:
     )
 
 
-def _from_text(properties: dict[str, str]) -> dict[str, Any]:
+def _from_text(properties: dict[str, str]) -> Json:
     """Metadata from texts of JSON; what others put there is left out."""
     found = {}
     for key, text in properties.items():

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 
 from cbnn_keras.models import keras_internals
+from cbnn_keras.support.aliases import Json
 
 
 def save_weights(model: keras.Model, path: pathlib.Path) -> None:
@@ -192,7 +193,7 @@ def _without_addresses(config: bytes) -> bytes:
     """Numbers objects that layers share; Keras gives their addresses."""
     numbers: dict[int, int] = {}
 
-    def renumber(node: dict[str, Any]) -> dict[str, Any]:
+    def renumber(node: Json) -> Json:
         if "shared_object_id" in node:
             address = node["shared_object_id"]
             node["shared_object_id"] = numbers.setdefault(address, len(numbers))
@@ -211,7 +212,7 @@ _HALF_PRECISION = {
 def _with_float32(config: bytes) -> bytes:
     """Replaces the policies of half precision."""
 
-    def replace(node: dict[str, Any]) -> dict[str, Any]:
+    def replace(node: Json) -> Json:
         if node.get("class_name") == "DTypePolicy":
             if node["config"]["name"] in _HALF_PRECISION:
                 node["config"]["name"] = "float32"

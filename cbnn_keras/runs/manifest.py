@@ -21,11 +21,11 @@ from cbnn_keras.boosting import Policy, Stage
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.policies import Boosting, BoostingFromFirst, EqualVotes
 from cbnn_keras.support import files
+from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.files import Fingerprint
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
-Json = dict[str, Any]  # an object of JSON, as it is read and written
 
 
 @dataclasses.dataclass(frozen=True)

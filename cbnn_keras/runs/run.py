@@ -6,13 +6,14 @@
 import abc
 import dataclasses
 import hashlib
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import keras
 import numpy as np
 
 from cbnn_keras import boosting
 from cbnn_keras.runs.manifest import Header, Round
+from cbnn_keras.support.aliases import Json
 
 # What a method saves to be resumed, by names of its own.
 MethodState = dict[str, np.ndarray]
@@ -52,7 +53,7 @@ class Run(abc.ABC):
         """Whether theorem 1 speaks of this method: CBNN's own updates."""
         return self.header.settings.policy.has_bound
 
-    def records(self) -> list[dict[str, Any]]:
+    def records(self) -> list[Json]:
         """What each round left, as dicts of their own."""
         return [record.to_json() for record in self.rounds]
 

@@ -27,13 +27,12 @@ from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.runs.directory import check_available, holds_run
 from cbnn_keras.runs.run import Run
 from cbnn_keras.support import arguments
+from cbnn_keras.support.aliases import Json, Logs
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.training.beginning import Beginning
 from cbnn_keras.training.fit import Course, Fit
 from cbnn_keras.training.plan import Plan
 from cbnn_keras.training.task import Task, describe_task
-
-Logs = dict[str, Any]  # what Keras' hooks are given
 
 
 class RunOptions(TypedDict, total=False):
@@ -151,7 +150,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         return self._held_weights().variable
 
     @property
-    def history(self) -> list[dict[str, Any]]:
+    def history(self) -> list[Json]:
         """One record per round; `epoch` counts from 0, as in Keras.
 
         `step`, `epoch`, `error`, `vote`, `normaliser`, `bound`,

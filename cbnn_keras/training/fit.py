@@ -6,6 +6,7 @@ from typing import Any
 
 from cbnn_keras.models import keras_internals, replicas
 from cbnn_keras.models.classifier import averages_loss
+from cbnn_keras.support.aliases import Logs
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.training.guards import GateKeeper, LookupGuard
 from cbnn_keras.training.plan import Plan
@@ -136,7 +137,7 @@ class Fit:
         self,
         owner: str,
         task: Task,
-        params: dict[str, Any],
+        params: Logs,
         reporter: Reporter,
         validation_data: Any,
     ) -> None:
@@ -213,7 +214,7 @@ class Fit:
         if is_update and self._gate is not None:
             self._gate.hold_after(course.next_update - self._step_before_epoch)
 
-    def end_epoch(self, course: Course, logs: dict[str, Any]) -> None:
+    def end_epoch(self, course: Course, logs: Logs) -> None:
         if self._gate is not None:
             self._gate.epoch_ends()
         self._lookups.check(self._num_steps)

@@ -10,7 +10,6 @@ import tensorflow as tf
 from cbnn_keras.data.indexed import (
     ArraySamples,
     DatasetSamples,
-    untracked,
 )
 
 SOURCES = ("arrays", "dataset")
@@ -104,11 +103,6 @@ def test_the_key_is_asked_for_in_every_pass(source):
     assert first.tolist() == order_of(numbered(source), (1, 0))
     assert second.tolist() == order_of(numbered(source), (1, 1))
     assert first.tolist() != second.tolist()
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_without_shuffling_the_order_stays(source):
-    assert order_of(numbered(source), shuffle=False) == list(range(37))
 
 
 @pytest.mark.parametrize("buffer", [1, 2, 6])
@@ -306,11 +300,6 @@ def test_reading_labels_of_a_dataset_is_tracked():
     labels = numbered("dataset", 600).labels(track)
     assert labels.tolist() == list(range(0, 1800, 3))
     assert seen == [3, 3, 3]  # 256 + 256 + 88
-
-
-def test_untracked_is_the_iterable():
-    items = [1, 2]
-    assert untracked(items, 2) is items
 
 
 # Augmentation.

@@ -202,12 +202,6 @@ def test_a_drawn_seed_follows_keras_seed():
     assert with_weights(seed=5)[1].has_own_seed
 
 
-@pytest.mark.parametrize("source", SOURCES)
-def test_without_shuffling_every_pass_is_in_order(source):
-    train = pipeline(source, shuffle=False)
-    assert orders(train, 2) == [list(range(23))] * 2
-
-
 def test_numpy_numbers_are_as_good_as_pythons():
     # They ended up in the manifest, and JSON knows none of them.
     train, weights = with_weights(

@@ -1,4 +1,4 @@
-"""Tests of a model without its training, and of the state of training."""
+"""Tests of a model without its training: weights, architecture, copies."""
 
 import io
 import json
@@ -10,10 +10,16 @@ import h5py
 import keras
 import numpy as np
 import pytest
-from helpers import Undescribed, blobs, dense_model, text_model
+from helpers import (
+    Undescribed,
+    blobs,
+    dense_model,
+    one_step,
+    same,
+    text_model,
+)
 
 from cbnn_keras.models import copying
-from cbnn_keras.models import state as training_state
 
 LOSS = "sparse_categorical_crossentropy"
 
@@ -29,23 +35,10 @@ def wide_model():
     )
 
 
-def one_step(model, num_features=64, num_classes=10):
-    """Trains on one batch, so that the optimizer has its slots."""
-    x, y = blobs(20, num_classes, num_features)
-    model.fit(x, y, batch_size=20, verbose=0, shuffle=False)
-
-
 def shy_model():
     model = Undescribed([keras.layers.Dense(3)])
     model(np.zeros((1, 4)))
     return model
-
-
-def same(arrays, others):
-    return len(arrays) == len(others) and all(
-        a.dtype == b.dtype and a.tobytes() == b.tobytes()
-        for a, b in zip(arrays, others, strict=True)
-    )
 
 
 # --- Weights ---
@@ -68,16 +61,6 @@ def test_weights_take_no_more_room_than_those_of_an_uncompiled_model(
     # Keras alone reads them, into a model that was never compiled.
     uncompiled.load_weights(tmp_path / "a.weights.h5")
     assert same(model.get_weights(), uncompiled.get_weights())
-
-
-def test_weights_are_a_third_of_what_keras_saves_with_adam(tmp_path):
-    model = wide_model()
-    model.compile("adam", LOSS)
-    one_step(model)
-    copying.save_weights(model, tmp_path / "a.weights.h5")
-    model.save_weights(tmp_path / "b.weights.h5")
-    ours, theirs = ((tmp_path / f"{n}.weights.h5").stat().st_size for n in "ab")
-    assert ours < 0.4 * theirs
 
 
 def test_loading_weights_leaves_the_optimizer_alone(tmp_path):
@@ -612,142 +595,6 @@ def test_layers_and_functions_in_a_config_count_by_what_they_are():
     assert identity(dense(), relu) == first
     assert identity(dense(), tanh) != first
     assert identity(dense(activation="tanh"), relu) != first
-
-
-# --- The state of training ---
-
-
-def training_model(optimizer="adam"):
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(8, activation="relu"),
-            keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.5),
-            keras.layers.Dense(3, activation="softmax", dtype="float32"),
-        ]
-    )
-    model.compile(optimizer, LOSS)
-    return model
-
-
-def everything(model):
-    variables = [*model.variables, *model.optimizer.variables]
-    return [np.array(keras.ops.convert_to_numpy(v)) for v in variables]
-
-
-@pytest.mark.parametrize(
-    "optimizer", ["sgd", "adam", "lion", "loss scaling", "accumulation"]
-)
-def test_training_goes_on_as_if_it_had_never_stopped(optimizer):
-    def build():
-        chosen = {
-            "loss scaling": lambda: keras.optimizers.LossScaleOptimizer(
-                keras.optimizers.Adam()
-            ),
-            "accumulation": lambda: keras.optimizers.Adam(
-                gradient_accumulation_steps=3, use_ema=True
-            ),
-        }
-        return training_model(chosen.get(optimizer, lambda: optimizer)())
-
-    first = build()
-    for _ in range(2):
-        one_step(first, 4, 3)
-    # As through a file.
-    file = io.BytesIO()
-    np.savez(file, **training_state.capture_state(first))
-    file.seek(0)
-    second = build()
-    assert not same(everything(second), everything(first))
-    with np.load(file, allow_pickle=False) as arrays:
-        training_state.restore_state(second, dict(arrays))
-    assert same(everything(second), everything(first))
-    one_step(first, 4, 3)
-    one_step(second, 4, 3)
-    assert same(everything(second), everything(first))
-
-
-def test_generators_of_dropout_are_part_of_the_state():
-    model = training_model()
-    one_step(model, 4, 3)
-    dropout = model.layers[2]
-    before = np.array(dropout.seed_generator.state)
-    arrays = training_state.capture_state(model)
-    one_step(model, 4, 3)
-    after = np.array(dropout.seed_generator.state)
-    training_state.restore_state(model, arrays)
-    assert not np.array_equal(after, before)
-    np.testing.assert_array_equal(dropout.seed_generator.state, before)
-
-
-def test_state_is_a_copy():
-    model = training_model()
-    one_step(model, 4, 3)
-    arrays = training_state.capture_state(model)
-    kept = {name: array.copy() for name, array in arrays.items()}
-    one_step(model, 4, 3)
-    assert same(list(arrays.values()), list(kept.values()))
-
-
-def test_bfloat16_is_kept_bit_for_bit():
-    keras.config.set_dtype_policy("bfloat16")
-    first, second = training_model(), training_model()
-    one_step(first, 4, 3)
-    file = io.BytesIO()
-    np.savez(file, **training_state.capture_state(first))
-    file.seek(0)
-    assert first.weights[0].dtype == "bfloat16"
-    with np.load(file, allow_pickle=False) as arrays:
-        training_state.restore_state(second, dict(arrays))
-    assert same(everything(second), everything(first))
-
-
-def test_state_of_another_width_is_refused_and_nothing_changed():
-    arrays = training_state.capture_state(training_model())
-    other = dense_model(num_classes=4)
-    before = everything(other)
-    with pytest.raises(
-        ValueError,
-        match=r"with other variables than the model and its optimizer have "
-        r"now \(\d+ then, \d+ now; first difference: model/\d+\)",
-    ):
-        training_state.restore_state(other, arrays)
-    assert same(everything(other)[: len(before)], before)
-
-
-def test_state_of_another_optimizer_is_refused():
-    # SGD: iterations and rate; Adam: two slots more for each of 4 weights.
-    arrays = training_state.capture_state(dense_model(optimizer="sgd"))
-    with pytest.raises(
-        ValueError,
-        match=r"\(6 then, 14 now; first difference: optimizer/\d+\)",
-    ):
-        training_state.restore_state(dense_model(), arrays)
-
-
-@pytest.mark.parametrize("policy", ["float32", "bfloat16"])
-@pytest.mark.parametrize("where", ["weights", "optimizer"])
-def test_nan_is_found_wherever_it_is(policy, where):
-    keras.config.set_dtype_policy(policy)
-    model = training_model()
-    model.optimizer.build(model.trainable_variables)
-    assert not training_state.has_nan(model)
-    owner = model if where == "weights" else model.optimizer
-    variable = owner.variables[-1]
-    variable.assign(np.full(variable.shape, np.inf))  # a bound, a scale
-    assert not training_state.has_nan(model)
-    variable.assign(np.full(variable.shape, np.nan))
-    assert training_state.has_nan(model)
-
-
-def test_state_of_another_dtype_is_refused():
-    """Of equal shape, it would be read as other numbers."""
-    model = dense_model()
-    arrays = training_state.capture_state(model)
-    arrays["model/0"] = arrays["model/0"].view(np.int32)
-    with pytest.raises(ValueError, match="other variables.*model/0"):
-        training_state.restore_state(model, arrays)
 
 
 def test_architecture_does_not_depend_on_the_batch_that_built_it():

@@ -338,33 +338,7 @@ def test_uniform_weights_need_no_file(any_run, tmp_path):
     assert not (tmp_path / "run/base.npy").exists()
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw", "lion"])
-def test_members_take_no_more_room_than_an_uncompiled_model(
-    tmp_path, optimizer
-):
-    model = dense_model(10, 200, optimizer=optimizer, metrics=["accuracy"])
-    x, y = blobs(20, 10, 200)
-    model.fit(x, y, batch_size=20, verbose=0)
-    run = new_run(tmp_path / "run", model)
-    run.add_round(record_of(1), RIGHT, model)
-    uncompiled(model).save_weights(tmp_path / "plain.weights.h5")
-    plain = (tmp_path / "plain.weights.h5").stat().st_size
-    size = (tmp_path / "run/members/1.weights.h5").stat().st_size
-    assert size <= plain
-    assert run.member_bytes(1) == size
-    if optimizer == "adam":
-        model.save_weights(tmp_path / "compiled.weights.h5")
-        assert size < 0.6 * (tmp_path / "compiled.weights.h5").stat().st_size
-
-
 # --- Opening what is not as it was ---
-
-
-def test_untouched_copy_opens(run):
-    opened = RunDirectory.open(run)
-    opened.verify()
-    assert opened.has_model and opened.is_finished
-    assert opened.members == [8, 16, 24]
 
 
 def spoil_by_removing(path):

@@ -69,23 +69,6 @@ def test_track_passes_the_items_on(verbose, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_track_takes_one_item_at_a_time(capsys):
-    taken = []
-
-    def source():
-        for i in range(5):
-            taken.append(i)
-            yield i
-
-    tracked = Reporter(verbose=1).track(source(), 5, "scoring")
-    assert taken == []
-    next(tracked)
-    next(tracked)
-    tracked.close()
-    assert taken == [0, 1]
-    assert capsys.readouterr() == ("", "")
-
-
 def test_a_bar_on_a_terminal_goes_away():
     reporter = Reporter(verbose=1)
     screen = on_terminal(reporter)
@@ -183,14 +166,6 @@ def test_failure_of_the_work_is_passed_on(verbose, terminal, capsys):
         pass
     if terminal and verbose:
         assert "again" in screen.getvalue()
-
-
-def test_lines_may_be_written_while_work_goes_on():
-    reporter = Reporter(verbose=1)
-    screen = on_terminal(reporter)
-    with reporter.status("converting"):
-        reporter.line("opset 18")
-    assert "opset 18\n" in without_colours(screen.getvalue())
 
 
 def test_status_says_brackets_as_they_are_on_a_terminal_too():

@@ -596,20 +596,6 @@ def wider():
     return model
 
 
-def other_activation():
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(8, activation="tanh"),
-            keras.layers.Dense(3, activation="softmax"),
-        ]
-    )
-    model.compile(
-        keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy"
-    )
-    return model
-
-
 def resumed(directory, *, data=blobs, num_checkpoints=4, **options):
     """Callback and pipeline to resume with, as in `unfinished`."""
     pipeline = {
@@ -631,15 +617,10 @@ def resumed(directory, *, data=blobs, num_checkpoints=4, **options):
     ("options", "message"),
     [
         ({"deviation_rate": 0.02}, r"deviation_rate was 0\.01 and is 0\.02"),
-        ({"expected_error": 0.1}, r"expected_error was 0\.05 and is 0\.1"),
         ({"num_checkpoints": 2}, "interval was 6 and is 12"),
-        ({"batch_size": 40}, "batch_size was 20 and is 40"),
         ({"seed": 2}, "seed was 1 and is 2"),
-        ({"shuffle": False}, "shuffle was True and is False"),
-        ({"from_logits": True}, "from_logits was False and is True"),
         ({"data": other_labels}, "labels was '.*' and is '"),
         ({"sample_weight": np.arange(120)}, "labels was '.*' and is '"),
-        ({"data": lambda: blobs(100)}, "num_samples was 120 and is 100"),
     ],
 )
 def test_going_on_with_other_settings(options, message, left):
@@ -656,27 +637,10 @@ def test_going_on_with_other_settings(options, message, left):
     assert files_in(left) == before
 
 
-def test_going_on_for_longer(left):
-    before = files_in(left)
-    callback, train = resumed(left)
-    assert_refused(
-        "total_steps was 24 and is 48",
-        fast_model(),
-        train,
-        epochs=8,
-        callbacks=[callback],
-    )
-    assert files_in(left) == before
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (wider, r"another architecture \(67 parameters then, 75 now\)"),
-        (
-            other_activation,
-            r"another architecture \(67 parameters then, 67 now\)",
-        ),
         (
             lambda: dense_model(optimizer="sgd"),
             "optimizer was 'Adam' and is 'SGD'",
