@@ -3,7 +3,7 @@
 Here are the equations of "Boost Neural Networks by Checkpoints" (Wang et al.,
 NeurIPS 2021), one function each, and `Booster`, which applies them round after
 round as a method's `Policy` says. Everything is NumPy in float64. The policies
-are in `policies.py`; when a round takes place is in `schedules.py`.
+are in `boosting_policies.py`; when a round takes place is in `schedules.py`.
 
 The paper's letters: omega_i `weights[i]` (they sum to 1), e `error`, lambda
 `vote`, k `num_classes`, eta `deviation_rate`, Z `normaliser`, I(G = y)
@@ -236,7 +236,7 @@ class Booster:
             non-negative, sums to 1.
         num_classes: k.
         policy: How checkpoints vote and what becomes of the weights, such as
-            `policies.Boosting()`, CBNN with the paper's numbers.
+            `boosting_policies.Boosting()`, CBNN with the paper's numbers.
 
     Attributes:
         distribution: omega of the round to come.
@@ -245,7 +245,7 @@ class Booster:
 
     Example:
 
-    >>> from cbnn_keras.policies import Boosting
+    >>> from cbnn_keras.boosting_policies import Boosting
     >>> booster = Booster(np.full(4, 0.25), 2, Boosting(deviation_rate=1.0))
     >>> stage = booster.add(np.array([True, True, True, False]))
     >>> stage.error, round(stage.vote, 4), round(stage.normaliser, 4)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
-from cbnn_keras.policies import Boosting
+from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.runs.manifest import Header, Round, Settings
 from cbnn_keras.runs.run import MemoryRun
 

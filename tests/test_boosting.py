@@ -22,7 +22,7 @@ from cbnn_keras.boosting import (
     stage_vote,
     update_weights,
 )
-from cbnn_keras.policies import Boosting
+from cbnn_keras.boosting_policies import Boosting
 
 # The same examples on every machine; no deadline, as CI machines stall.
 reproducible = settings(derandomize=True, deadline=None, max_examples=100)

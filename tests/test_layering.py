@@ -18,7 +18,7 @@ LEVELS = [
         "version",
         "metrics",
         "boosting",
-        "policies",
+        "boosting_policies",
         "schedules",
         "labels",
         "imbalance",
@@ -76,7 +76,7 @@ def test_no_cycle_within_a_level():
 
 
 def test_arithmetic_and_command_line_load_without_tensorflow():
-    arithmetic = ["policies", "schedules", "imbalance", "metrics"]
+    arithmetic = ["boosting_policies", "schedules", "imbalance", "metrics"]
     names = [*arithmetic, "support.arguments", "labels", "commands.cli"]
     code = (
         f"import sys, {', '.join(f'cbnn_keras.{name}' for name in names)}; "

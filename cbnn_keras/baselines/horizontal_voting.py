@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from cbnn_keras import schedules
-from cbnn_keras.policies import EqualVotes
+from cbnn_keras.boosting_policies import EqualVotes
 from cbnn_keras.training.checkpointing import CheckpointCallback
 from cbnn_keras.training.plan import DEFAULT_NUM_CHECKPOINTS, Plan, known_steps
 

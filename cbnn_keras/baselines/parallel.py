@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Iterable
 
+from cbnn_keras.boosting_policies import EqualVotes
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
-from cbnn_keras.policies import EqualVotes
 from cbnn_keras.runs.manifest import Header, Settings
 from cbnn_keras.runs.run import MemoryRun
 

@@ -4,7 +4,7 @@ import os
 from typing import ClassVar, Unpack
 
 from cbnn_keras import schedules
-from cbnn_keras.policies import EqualVotes
+from cbnn_keras.boosting_policies import EqualVotes
 from cbnn_keras.support import arguments
 from cbnn_keras.training.checkpointing import CheckpointCallback, RunOptions
 from cbnn_keras.training.plan import DEFAULT_NUM_CHECKPOINTS, Plan

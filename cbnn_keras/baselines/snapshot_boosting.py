@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from cbnn_keras.policies import BoostingFromFirst
+from cbnn_keras.boosting_policies import BoostingFromFirst
 from cbnn_keras.runs.run import MethodState
 from cbnn_keras.support import arguments
 from cbnn_keras.training.checkpointing import CheckpointCallback, RunOptions

@@ -7,8 +7,8 @@ import keras
 import numpy as np
 
 from cbnn_keras import schedules
+from cbnn_keras.boosting_policies import EqualVotes
 from cbnn_keras.models.batch_norm import recompute_statistics
-from cbnn_keras.policies import EqualVotes
 from cbnn_keras.runs.run import MethodState
 from cbnn_keras.support import arguments
 from cbnn_keras.training.checkpointing import CheckpointCallback, RunOptions

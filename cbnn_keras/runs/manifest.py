@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from cbnn_keras.boosting import Policy, Stage
+from cbnn_keras.boosting_policies import Boosting, BoostingFromFirst, EqualVotes
 from cbnn_keras.models.classifier import Classifier
-from cbnn_keras.policies import Boosting, BoostingFromFirst, EqualVotes
 from cbnn_keras.support import files
 from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.files import Fingerprint

@@ -4,7 +4,7 @@ import os
 from typing import Any, ClassVar
 
 from cbnn_keras import boosting, schedules
-from cbnn_keras.policies import Boosting
+from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.support import arguments
 from cbnn_keras.training.checkpointing import CheckpointCallback
 from cbnn_keras.training.plan import DEFAULT_NUM_CHECKPOINTS, Plan

@@ -29,9 +29,9 @@ from cbnn_keras.runs.run import Run
 from cbnn_keras.support import arguments
 from cbnn_keras.support.aliases import Json, Logs
 from cbnn_keras.support.console import Reporter
-from cbnn_keras.training.beginning import Beginning
 from cbnn_keras.training.fit import Course, Fit
 from cbnn_keras.training.plan import Plan
+from cbnn_keras.training.start_or_resume import Beginning
 from cbnn_keras.training.task import Task, describe_task
 
 

@@ -17,8 +17,8 @@ from helpers import blobs, dense_model, memory_ensemble, trained
 from cbnn_keras.analysis.geometry import Plane
 from cbnn_keras.analysis.loss_plane import loss_plane
 from cbnn_keras.analysis.plane_losses import Losses, set_parameters
+from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.models.batch_norm import recompute_statistics
-from cbnn_keras.policies import Boosting
 from cbnn_keras.runs.run import labels_id
 
 L2 = 0.01

@@ -19,7 +19,7 @@ from cbnn_keras.analysis.samples import (
     rank_suspects,
     suspects,
 )
-from cbnn_keras.policies import Boosting, EqualVotes
+from cbnn_keras.boosting_policies import Boosting, EqualVotes
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.runs.run import MemoryRun
 

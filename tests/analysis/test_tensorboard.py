@@ -22,7 +22,7 @@ from cbnn_keras.analysis.plots import draw_heat_map
 from cbnn_keras.analysis.tensorboard import TensorBoardLogger
 from cbnn_keras.baselines import SnapshotBoosting
 from cbnn_keras.boosting import Booster
-from cbnn_keras.policies import Boosting
+from cbnn_keras.boosting_policies import Boosting
 
 SCALARS = ["error", "vote", "normaliser", "bound", "exponential_loss"]
 

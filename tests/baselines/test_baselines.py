@@ -20,9 +20,9 @@ from cbnn_keras.baselines import (
     StochasticWeightAveraging,
     parallel_ensemble,
 )
+from cbnn_keras.boosting_policies import BoostingFromFirst, EqualVotes
 from cbnn_keras.commands.inspect import inspect_run
 from cbnn_keras.export import export_onnx
-from cbnn_keras.policies import BoostingFromFirst, EqualVotes
 
 METHODS = {
     "no-cycle": PlainCheckpoints,

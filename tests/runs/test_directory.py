@@ -14,7 +14,7 @@ import pytest
 from helpers import blobs, dense_model, header, round_at, trained
 
 from cbnn_keras import CheckpointEnsemble, __version__
-from cbnn_keras.policies import Boosting
+from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.runs.directory import RunDirectory, check_available, holds_run
 from cbnn_keras.runs.manifest import Settings, State
 from cbnn_keras.runs.run import MemoryRun

@@ -12,7 +12,7 @@ import pytest
 import training_of_format_1 as training
 
 from cbnn_keras import CheckpointEnsemble
-from cbnn_keras.policies import Boosting, BoostingFromFirst, EqualVotes
+from cbnn_keras.boosting_policies import Boosting, BoostingFromFirst, EqualVotes
 
 RUNS = pathlib.Path(__file__).with_name("format_1")
 X, Y = training.data()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cbnn_keras.boosting import Booster
-from cbnn_keras.policies import Boosting, BoostingFromFirst, EqualVotes
+from cbnn_keras.boosting_policies import Boosting, BoostingFromFirst, EqualVotes
 
 FIRST = np.array([0.25, 0.25, 0.25, 0.25])
 
