@@ -113,7 +113,12 @@ class RunDirectory(Run):
     def claim(cls, path: pathlib.Path) -> "RunDirectory":
         """`open`, to write: refused while another process does."""
         files.lock(path)
-        return cls.open(path)
+        run = cls.open(path)
+        # Git and object stores, which a run may have come by, keep no empty
+        # directories.
+        for name in SUFFIXES:
+            (path / name).mkdir(exist_ok=True)
+        return run
 
     @property
     def own_distribution(self) -> np.ndarray | None:
