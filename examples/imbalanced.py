@@ -46,7 +46,7 @@ def mean_weights(
     ensemble: CheckpointEnsemble, labels: np.ndarray, is_rare: np.ndarray
 ) -> tuple[float, float]:
     """Of the samples of rare and of other classes; 1 over all samples."""
-    weights = ensemble.run.replay().weights * len(labels)
+    weights = ensemble.run.replay().distribution * len(labels)
     of_rare = is_rare[labels]
     return float(weights[of_rare].mean()), float(weights[~of_rare].mean())
 

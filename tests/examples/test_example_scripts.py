@@ -162,7 +162,7 @@ def test_imbalanced_on_two_devices(tmp_path):
     runs = sorted((tmp_path / "runs").iterdir())
     assert len(runs) == 3
     sizes = [
-        CheckpointEnsemble.load(run).run.header["num_samples"] for run in runs
+        CheckpointEnsemble.load(run).run.header.num_samples for run in runs
     ]
     # CBNN and the single model had the same data, oversampling more.
     assert sizes[0] == sizes[1] < sizes[2], runs
@@ -260,7 +260,7 @@ def test_imagenet_on_made_up_images(options, tmp_path, monkeypatch, capsys):
     (run,) = tmp_path.iterdir()
     ensemble = CheckpointEnsemble.load(run)
     assert len(ensemble) == (1 if "single" in options else 3)
-    assert ensemble.run.header["num_samples"] == 18  # six are held out
+    assert ensemble.run.header.num_samples == 18  # six are held out
     policy = ensemble.model.layers[2].dtype_policy.name
     is_mixed = "--mixed-precision" in options
     assert policy == ("mixed_bfloat16" if is_mixed else "float32")
