@@ -133,6 +133,7 @@ def test_help_and_version(arguments, expected, capsys):
 # --- demo ---
 
 
+@pytest.mark.large
 def test_demo_in_the_current_directory(tmp_path, monkeypatch, capsys):
     """Trains, prints the table, and leaves a run that gives its numbers.
 

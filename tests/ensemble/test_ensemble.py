@@ -814,6 +814,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.large
 def test_run_is_loaded_by_another_process_without_the_code_of_the_user(
     directory, tmp_path
 ):

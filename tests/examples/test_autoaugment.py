@@ -25,6 +25,9 @@ from sklearn.datasets import load_sample_images
 
 from cbnn_keras import CBNNCallback, weighted
 
+# Recipes are no part of the package.
+pytestmark = pytest.mark.large
+
 # Beside a checkout, if at all: the data are not part of the project.
 DATA = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
 GREY = (128, 128, 128)

@@ -172,7 +172,7 @@ def test_mean_weights_are_those_of_the_two_groups():
     imbalanced = import_example("imbalanced")
     # Of five samples, omega is 0.1 for the first three and more for others.
     weights = np.array([0.1, 0.1, 0.1, 0.3, 0.4])
-    booster = argparse.Namespace(weights=weights)
+    booster = argparse.Namespace(distribution=weights)
     run = argparse.Namespace(replay=lambda: booster)
     found = imbalanced.mean_weights(
         argparse.Namespace(run=run),

@@ -5,6 +5,9 @@ import numpy as np
 import pytest
 from recipes import models
 
+# Recipes are no part of the package.
+pytestmark = pytest.mark.large
+
 RESNETS = ("resnet8", "resnet14", "resnet20")
 
 

@@ -175,10 +175,13 @@ def train(directory, model, data, loss, compile, **options):
     return cbnn
 
 
+LARGE = {"jit_compile", "labels in a column", "binary logits", "logits"}
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[pytest.mark.large] * (name == "jit_compile"))
+        pytest.param(name, marks=[pytest.mark.large] * (name in LARGE))
         for name in NAMES
     ],
 )

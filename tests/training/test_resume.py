@@ -110,6 +110,7 @@ def test_a_finished_run_is_left_alone(tmp_path, capsys):
     )
 
 
+@pytest.mark.large
 def test_a_drawn_seed_is_taken_up_again(tmp_path):
     """Without a seed of the user's the run's own decides."""
 
@@ -168,6 +169,7 @@ def test_first_start_with_resume_on_an_empty_directory(tmp_path):
     assert len(cbnn.ensemble()) == 5
 
 
+@pytest.mark.large
 def test_user_weights_survive_a_restart(tmp_path):
     base = np.linspace(1, 2, 120)
 
@@ -292,6 +294,7 @@ class AlwaysDropout(keras.layers.Dropout):
         return super().call(inputs, training=True)
 
 
+@pytest.mark.large
 def test_random_layers_at_inference_do_not_disturb_a_resumed_run(tmp_path):
     """Monte Carlo dropout draws while it is scored and validated."""
 
