@@ -24,7 +24,7 @@ from cbnn_keras.support.console import Reporter
 
 
 class PredictOptions(TypedDict, total=False):
-    """Arguments that `evaluate` and `staged_predict` share with `predict`."""
+    """Arguments that `evaluate` shares with `predict`."""
 
     batch_size: int | None
     voting: str
@@ -130,18 +130,21 @@ class CheckpointEnsemble(Members):
         return average.astype(np.float32)
 
     def staged_predict(
-        self, x: Any, **options: Unpack[PredictOptions]
+        self,
+        x: Any,
+        *,
+        batch_size: int | None = None,
+        voting: str = "soft",
+        priors: ArrayLike | None = None,
+        verbose: int = 1,
     ) -> Iterator[np.ndarray]:
         """Predictions of the first member, the first two, ..., all of them.
 
         Takes the arguments of `predict`; each member predicts once.
         """
-        voting = options.get("voting", "soft")
-        priors = checked_priors(voting, options.get("priors"), self.classifier)
-        outputs = self.member_probabilities(
-            x, options.get("batch_size"), options.get("verbose", 1)
-        )
-        return self._stages(outputs, voting, priors)
+        checked = checked_priors(voting, priors, self.classifier)
+        outputs = self.member_probabilities(x, batch_size, verbose)
+        return self._stages(outputs, voting, checked)
 
     def evaluate(
         self, x: Any, y: Any = None, **options: Unpack[PredictOptions]

@@ -1018,3 +1018,10 @@ def test_the_users_weights_are_kept_once_for_all_members(ensemble, monkeypatch):
     ensemble.predict(X, verbose=0)
     assert num_calls == 6 + 1  # each member, and the user's own in the end
     assert bits(ensemble.model) == before
+
+
+@pytest.mark.parametrize("name", ["predict", "staged_predict", "evaluate"])
+def test_misspelled_options_are_not_ignored(ensemble, name):
+    data = (X, Y) if name == "evaluate" else (X,)
+    with pytest.raises(TypeError, match="votng"):
+        getattr(ensemble, name)(*data, votng="hard")
