@@ -7,14 +7,22 @@ from cbnn_keras.version import __version__
 if TYPE_CHECKING:
     from cbnn_keras.data.pipelines import weighted
     from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
+    from cbnn_keras.support.faults import RunError
     from cbnn_keras.training.callback import CBNNCallback
 
-__all__ = ["CBNNCallback", "CheckpointEnsemble", "__version__", "weighted"]
+__all__ = [
+    "CBNNCallback",
+    "CheckpointEnsemble",
+    "RunError",
+    "__version__",
+    "weighted",
+]
 
 # Loaded at first use, so that `cbnn --help` need not wait for TensorFlow.
 _HOMES = {
     "CBNNCallback": "cbnn_keras.training.callback",
     "CheckpointEnsemble": "cbnn_keras.ensemble.ensemble",
+    "RunError": "cbnn_keras.support.faults",
     "weighted": "cbnn_keras.data.pipelines",
 }
 

@@ -35,7 +35,7 @@ from cbnn_keras.runs.manifest import (
     file_name,
 )
 from cbnn_keras.runs.run import MethodState, Run, unpack_bits
-from cbnn_keras.support import files
+from cbnn_keras.support import files, locks
 
 _MODEL = "model.keras"
 _OWN_DISTRIBUTION = "base.npy"
@@ -80,7 +80,7 @@ class RunDirectory(Run):
         run = cls(path, Manifest(header, [], [], None, False, {}))
         try:
             path.mkdir(parents=True, exist_ok=True)
-            files.lock(path)
+            locks.lock(path)
             # First without any file, to mark the directory as ours.
             run._write_manifest()
             for name in SUFFIXES:
@@ -112,7 +112,7 @@ class RunDirectory(Run):
     @classmethod
     def claim(cls, path: pathlib.Path) -> "RunDirectory":
         """`open`, to write: refused while another process does."""
-        files.lock(path)
+        locks.lock(path)
         run = cls.open(path)
         # Git and object stores, which a run may have come by, keep no empty
         # directories.
@@ -258,7 +258,7 @@ class RunDirectory(Run):
         self.is_finished = True
         self._write_manifest()
         self._sweep()
-        files.unlock(self.path)
+        locks.unlock(self.path)
 
     def _write_manifest(self) -> None:
         Manifest(

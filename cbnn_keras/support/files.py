@@ -3,54 +3,18 @@
 import dataclasses
 import errno
 import hashlib
+import io
 import os
 import pathlib
+import stat
+from collections.abc import Iterable
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+from cbnn_keras.support.faults import RunError
 
-_locks: dict[pathlib.Path, int] = {}
-
-
-def lock(directory: pathlib.Path) -> None:
-    """Keeps other processes from writing to a directory.
-
-    Until `unlock` or the end of this process, however it ends. Within the
-    process it can be taken again: a script that failed and is started anew in
-    the same session is not in its own way. File systems without locks get none.
-
-    Raises:
-        ValueError: If another process has it.
-    """
-    if fcntl is None:
-        return
-    key = directory.resolve()
-    descriptor = os.open(key, os.O_RDONLY)  # the directory itself
-    held = _locks.get(key)
-    if held is not None:
-        if os.path.sameopenfile(held, descriptor):
-            os.close(descriptor)
-            return
-        unlock(directory)  # of a directory that was there before this one
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-            return
-        raise ValueError(
-            f"{directory} is in use: another process is training in it. Wait "
-            "until it has ended, or choose another directory."
-        ) from None
-    _locks[key] = descriptor
-
-
-def unlock(directory: pathlib.Path) -> None:
-    descriptor = _locks.pop(directory.resolve(), None)
-    if descriptor is not None:
-        os.close(descriptor)
+# Windows has neither; there, names that are links are found by
+# `check_no_links`.
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+_NO_WAITING = getattr(os, "O_NONBLOCK", 0)
 
 
 def fsync(path: pathlib.Path) -> None:
@@ -70,10 +34,63 @@ def replace_text(path: pathlib.Path, content: str) -> None:
 def replace_bytes(path: pathlib.Path, content: bytes) -> None:
     """Writes a file so that a crash leaves the old one or the new one."""
     temporary = path.with_name(path.name + ".new")
-    temporary.write_bytes(content)
-    fsync(temporary)
+    write_new(temporary, content)
     os.replace(temporary, path)
     fsync(path.parent)
+
+
+def write_new(path: pathlib.Path, content: bytes) -> "Fingerprint":
+    """Writes a file that nobody lists yet, and waits until it is on the disk.
+
+    What a crash left under the name is removed first, so that nothing is ever
+    written through a link or into a file that has another name elsewhere.
+
+    Returns:
+        The file's size and hash.
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW
+    with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
+        file.write(content)
+    fsync(path)
+    return Fingerprint(len(content), hashlib.sha256(content).hexdigest())
+
+
+def open_regular(path: pathlib.Path) -> io.BufferedReader:
+    """Opens a file to read it; links, pipes and devices are refused.
+
+    Raises:
+        RunError: If it is not a file, or cannot be opened.
+    """
+    try:
+        # A pipe would be waited for, for ever.
+        descriptor = os.open(path, os.O_RDONLY | _NO_FOLLOW | _NO_WAITING)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise RunError(
+                f"{path} is a link. Files of a run are no links: put the file "
+                "itself there, and do not load this run unless you know who "
+                "made it."
+            ) from None
+        raise RunError(f"{path} cannot be opened: {error.strerror}.") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise RunError(f"{path} is not a file. Restore the file.")
+    return os.fdopen(descriptor, "rb")
+
+
+def check_no_links(directory: pathlib.Path, names: Iterable[str]) -> None:
+    """Raises a `RunError` if one of these names in a directory is a link.
+
+    The directory itself may be one: that is its user's own choice.
+    """
+    for name in names:
+        if os.path.islink(directory / name):
+            raise RunError(
+                f"{directory / name} is a link, which leads out of the run. "
+                "Put the files themselves there, and do not use this run "
+                "unless you know who made it."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,37 +108,42 @@ class Fingerprint:
 
 def fingerprint(path: pathlib.Path) -> Fingerprint:
     """Size and sha256 of a file."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Fingerprint(path.stat().st_size, digest)
+    with open_regular(path) as file:
+        return _fingerprint(file)
+
+
+def _fingerprint(file: io.BufferedReader) -> Fingerprint:
+    size = os.fstat(file.fileno()).st_size
+    return Fingerprint(size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def check_fingerprint(path: pathlib.Path, expected: Fingerprint) -> None:
-    """Raises a `ValueError` that names the file if it is not as expected."""
-    if not path.is_file():
-        raise ValueError(
+    """Raises a `RunError` that names the file if it is not as expected."""
+    if not os.path.lexists(path):
+        raise RunError(
             f"{path} is missing, though the manifest lists it. Restore the "
             "file, or train again."
         )
-    size = path.stat().st_size
-    if size != expected.bytes:
-        raise ValueError(
-            f"{path} has {size} bytes, the manifest says {expected.bytes}: "
-            "the file is truncated or not the one that was saved. Restore it, "
-            "or train again."
-        )
-    if fingerprint(path) != expected:
-        raise ValueError(
-            f"{path} is not what was saved: its sha256 differs from the "
-            "manifest's. Restore the file, or train again."
-        )
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size != expected.bytes:
+            raise RunError(
+                f"{path} has {size} bytes, the manifest says "
+                f"{expected.bytes}: the file is truncated or not the one that "
+                "was saved. Restore it, or train again."
+            )
+        if _fingerprint(file) != expected:
+            raise RunError(
+                f"{path} is not what was saved: its sha256 differs from the "
+                "manifest's. Restore the file, or train again."
+            )
 
 
 def path_within(directory: pathlib.Path, name: str) -> pathlib.Path:
     """`directory / name`, refused if it leads out of the directory."""
     path = directory / name
     if not path.resolve().is_relative_to(directory.resolve()):
-        raise ValueError(
+        raise RunError(
             f"{directory / 'manifest.json'} names {name!r}, which is outside "
             "the run directory. Do not load this run unless you know who made "
             "it."

@@ -64,7 +64,7 @@ def test_directory_in_place_of_a_file_is_named(saved):
     path, expected = saved
     path.unlink()
     path.mkdir()
-    with pytest.raises(ValueError, match=named(path, "is missing, though")):
+    with pytest.raises(ValueError, match=named(path, "is not a file")):
         files.check_fingerprint(path, expected)
 
 
@@ -180,3 +180,60 @@ def test_relative_directory_may_be_a_link_itself(tmp_path, monkeypatch):
     assert path == directory / "model.keras"
     with pytest.raises(ValueError, match="outside the run directory"):
         files.path_within(directory, "../model.keras")
+
+
+# --- Links, pipes and names that are taken ---
+
+
+def test_new_file_does_not_write_through_a_link(tmp_path):
+    (tmp_path / "elsewhere").write_text("precious")
+    path = tmp_path / "m.json"
+    path.symlink_to(tmp_path / "elsewhere")
+    found = files.write_new(path, b"new")
+    assert (tmp_path / "elsewhere").read_text() == "precious"
+    assert path.read_bytes() == b"new" and not path.is_symlink()
+    assert found == files.fingerprint(path)
+
+
+def test_new_file_leaves_other_names_of_the_old_one_alone(tmp_path):
+    (tmp_path / "elsewhere").write_text("precious")
+    os.link(tmp_path / "elsewhere", tmp_path / "m.json")
+    files.write_new(tmp_path / "m.json", b"new")
+    assert (tmp_path / "elsewhere").read_text() == "precious"
+
+
+def test_replacing_does_not_write_through_a_link(tmp_path):
+    """Of the temporary name, which everybody can guess."""
+    (tmp_path / "elsewhere").write_text("precious")
+    (tmp_path / "m.json.new").symlink_to(tmp_path / "elsewhere")
+    files.replace_text(tmp_path / "m.json", "new")
+    assert (tmp_path / "elsewhere").read_text() == "precious"
+    assert (tmp_path / "m.json").read_text() == "new"
+
+
+@pytest.mark.parametrize(
+    "make, text",
+    [
+        (lambda path: path.symlink_to("/etc/hostname"), "is a link. Files of"),
+        (lambda path: os.mkfifo(path), "is not a file"),
+        (lambda path: path.mkdir(), "is not a file"),
+        (lambda path: None, "cannot be opened: No such file"),
+    ],
+    ids=["link", "pipe", "directory", "missing"],
+)
+def test_only_files_are_opened(tmp_path, make, text):
+    path = tmp_path / "a.npy"
+    make(path)
+    with pytest.raises(files.RunError, match=named(path, text)):
+        files.open_regular(path)
+
+
+def test_links_in_a_directory_are_named(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (tmp_path / "link").symlink_to(run)
+    (run / "rounds").mkdir()
+    files.check_no_links(tmp_path / "link", ["rounds", "members"])
+    (run / "members").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(files.RunError, match="run/members is a link, which"):
+        files.check_no_links(run, ["rounds", "members"])

@@ -15,7 +15,7 @@ from helpers import blobs, dense_model
 from test_callback import Stop, StopAfter, images, noisy_cnn
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
-from cbnn_keras.support import files
+from cbnn_keras.support import locks
 
 SCRIPT = pathlib.Path(__file__).with_name("killable_training.py")
 
@@ -262,9 +262,9 @@ def test_another_optimizer_is_refused_though_its_slots_would_fit(tmp_path):
 HOLD = """
 import sys, time
 from pathlib import Path
-from cbnn_keras.support import files
+from cbnn_keras.support import locks
 
-files.lock(Path(sys.argv[1]))
+locks.lock(Path(sys.argv[1]))
 print("locked", flush=True)
 time.sleep(60)
 """
@@ -273,7 +273,7 @@ time.sleep(60)
 def test_a_directory_that_another_process_trains_in_is_refused(tmp_path):
     with pytest.raises(Stop):
         fit(tmp_path / "run", StopAfter(epoch=2))
-    files.unlock(tmp_path / "run")  # as if this process had ended
+    locks.unlock(tmp_path / "run")  # as if this process had ended
     before = contents(tmp_path / "run")
     command = [sys.executable, "-c", HOLD, str(tmp_path / "run")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
