@@ -5,7 +5,9 @@ experiments, and the cycles of the methods that it is compared with. "Step" is
 one training iteration, counted from 1.
 """
 
+import bisect
 import math
+from collections.abc import Sequence
 
 
 def checkpoint_interval(total_steps: int, num_checkpoints: int) -> int:
@@ -135,6 +137,42 @@ def cycle_ends(total_steps: int, num_cycles: int) -> list[int]:
     """
     cycle = checkpoint_interval(total_steps, num_cycles)
     return [*range(cycle, total_steps, cycle), total_steps]
+
+
+def restart_steps(total_steps: int, num_cycles: int) -> list[int]:
+    """Last steps of cycles that divide a run as evenly as can be.
+
+    Args:
+        total_steps: T, at least `num_cycles`.
+        num_cycles: K.
+
+    Example:
+
+    >>> restart_steps(total_steps=10, num_cycles=4)
+    [2, 5, 7, 10]
+    """
+    return [total_steps * i // num_cycles for i in range(1, num_cycles + 1)]
+
+
+def annealed_rate(step: int, ends: Sequence[int], highest: float) -> float:
+    """A cosine from `highest` towards zero in every cycle.
+
+    highest/2 * (cos(pi * (i - 1) / C) + 1) for step i of the C of its cycle.
+
+    Args:
+        step: From 1.
+        ends: The last step of each cycle, ascending.
+        highest: The rate of the first step of each cycle.
+
+    Example:
+
+    >>> [round(annealed_rate(i, [2, 6], 0.2), 4) for i in range(1, 7)]
+    [0.2, 0.1, 0.2, 0.1707, 0.1, 0.0293]
+    """
+    cycle = min(bisect.bisect_left(ends, step), len(ends) - 1)
+    start = ends[cycle - 1] if cycle else 0
+    position = (step - 1 - start) / (ends[cycle] - start)
+    return highest / 2 * (math.cos(math.pi * min(position, 1.0)) + 1)
 
 
 def triangular_rate(

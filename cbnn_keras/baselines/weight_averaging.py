@@ -21,9 +21,6 @@ from cbnn_keras.training.plan import (
     known_steps,
 )
 
-# Samples to shuffle among in a pipeline that is not ours to know.
-_BUFFER = 10_000
-
 
 class StochasticWeightAveraging(CheckpointCallback):
     """The mean of the weights over the last part of a run ("SWA").
@@ -154,10 +151,7 @@ class _Averaging(Actions):
                 for mean, weight in zip(self._means, weights, strict=True)
             ]
         )
-        shuffle = task.weights.shuffle
-        batches = task.samples.shuffled_inputs(
-            task.batch_size, _BUFFER if shuffle is None else shuffle
-        )
+        batches = task.samples.shuffled_inputs(task.batch_size, task.shuffle)
         num_batches = -(-task.samples.num_samples // task.batch_size)
         recompute_statistics(
             task.model,

@@ -172,10 +172,13 @@ class Round(Stage):
     Attributes:
         step: The number of steps made before it.
         epoch: The epoch it fell into, from 0.
+        negative_log_likelihood: The mean of -log p(label) over the training
+            set, by the first distribution; None in runs of format 1 and 2.
     """
 
     step: int
     epoch: int
+    negative_log_likelihood: float | None = None
 
     def to_json(self) -> Json:
         return {"step": self.step, "epoch": self.epoch, **vars(self)}

@@ -1,14 +1,26 @@
 """CBNN: the method as a callback of `model.fit`."""
 
+import functools
 import os
+from collections.abc import Sequence
 from typing import Any, ClassVar
+
+import numpy as np
 
 from cbnn_keras import boosting, schedules
 from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.support import arguments
 from cbnn_keras.training.checkpointing import CheckpointCallback
-from cbnn_keras.training.plan import DEFAULT_NUM_CHECKPOINTS, Plan
+from cbnn_keras.training.plan import (
+    DEFAULT_NUM_CHECKPOINTS,
+    Plan,
+    compiled_rate,
+)
+from cbnn_keras.training.restarts import NewStarts, Restarting
 from cbnn_keras.training.task import Task
+
+# The horizon of an averaged member, as a share of its cycle or of the run.
+DEFAULT_HORIZON = 0.05
 
 
 class CBNNCallback(CheckpointCallback):
@@ -44,6 +56,24 @@ class CBNNCallback(CheckpointCallback):
         expected_error: Training error expected of the final model, below
             1 - 1/k: with eta it limits the number of checkpoints (the stop rule
             of the paper). Defaults to 0.05.
+        average: Whether a member is an exponential average of the weights, with
+            statistics of BatchNorm recomputed for it, and not the model at its
+            checkpoint; or the horizon of the average as a share of the run (of
+            a cycle, with `restarts`). Training is the same, bit for bit.
+            True stands for 0.05.
+        restarts: K, from 2: the run becomes K cycles, and the model starts anew
+            in each. For runs that are longer than the model needs to fit its
+            training set; see `advice`.
+        keep: The share of the weights that a restart keeps, from 0 to 1.
+            Defaults to 0.
+        restart_from: `"fresh"` draws weights from the layers' initializers,
+            `"start"` goes back to those that `fit` began with and draws only
+            the head anew, for fine-tuning. Defaults to `"fresh"`.
+        head: With `restart_from="start"`, the names of the layers that are
+            drawn anew. Defaults to None: the last one that has weights.
+        learning_rate: `"cosine"` lets the rate fall from the compiled number
+            towards zero, in every cycle; `"compiled"` leaves it alone. Defaults
+            to None: a cosine with `restarts`, and left alone without.
         from_logits: Whether the model ends in logits. Defaults to None: read
             from the loss and the last activation.
         validation_data: `(x, y)` or a dataset of batches, to log the accuracy
@@ -86,16 +116,28 @@ class CBNNCallback(CheckpointCallback):
         total_steps: int | None = None,
         deviation_rate: float = 0.01,
         expected_error: float = 0.05,
+        average: bool | float = False,
+        restarts: int | None = None,
+        keep: float = 0.0,
+        restart_from: str = "fresh",
+        head: str | Sequence[str] | None = None,
+        learning_rate: str | None = None,
         from_logits: bool | None = None,
         validation_data: Any = None,
         score_data: Any = None,
         resume: bool = False,
         overwrite: bool = False,
     ) -> None:
-        if num_checkpoints is not None and interval is not None:
+        spacings = {
+            "num_checkpoints": num_checkpoints,
+            "interval": interval,
+            "restarts": restarts,
+        }
+        given = [f"{k}={v}" for k, v in spacings.items() if v is not None]
+        if len(given) > 1:
             raise ValueError(
-                f"CBNNCallback(num_checkpoints={num_checkpoints}, "
-                f"interval={interval}): give one of them, not both."
+                f"CBNNCallback({', '.join(given)}): give one of them, not "
+                "several."
             )
         super().__init__(
             directory,
@@ -124,6 +166,18 @@ class CBNNCallback(CheckpointCallback):
             allowed="a number between 0 and 1, below 1 - 1/k for k classes; "
             "the default is 0.05",
         )
+        self.horizon = _checked_horizon(average)
+        self.restarts = (
+            None
+            if restarts is None
+            else arguments.integer(
+                "CBNNCallback", "restarts", restarts, at_least=2
+            )
+        )
+        self.new_starts = NewStarts.checked(
+            "CBNNCallback", keep, restart_from, head
+        )
+        self.learning_rate = _checked_rate(learning_rate)
 
     def _check_task(self, task: Task) -> None:
         num_classes = task.classifier.num_classes
@@ -135,11 +189,57 @@ class CBNNCallback(CheckpointCallback):
             )
 
     def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
-        interval = self.interval or schedules.checkpoint_interval(
-            total_steps, self.num_checkpoints or DEFAULT_NUM_CHECKPOINTS
-        )
+        if self.restarts is None:
+            interval = self.interval or schedules.checkpoint_interval(
+                total_steps, self.num_checkpoints or DEFAULT_NUM_CHECKPOINTS
+            )
+            steps = schedules.checkpoint_steps(total_steps, interval)
+            cycles, settings = [total_steps], {"interval": interval}
+        else:
+            steps = cycles = schedules.restart_steps(total_steps, self.restarts)
+            settings = {"restarts": self.restarts, **vars(self.new_starts)}
+        horizon = None
+        if self.horizon is not None:
+            settings["average"] = self.horizon
+            horizon = max(round(self.horizon * cycles[0]), 1)
+        rate = highest = None
+        if self.learning_rate == "cosine" or (
+            self.learning_rate is None and self.restarts is not None
+        ):
+            highest = compiled_rate("CBNNCallback", self.model)
+            settings["highest_rate"] = highest
+            rate = functools.partial(
+                schedules.annealed_rate, ends=cycles, highest=highest
+            )
         return Plan(
-            schedules.checkpoint_steps(total_steps, interval),
+            steps,
             Boosting(self.deviation_rate, self.expected_error),
-            {"interval": interval},
+            settings,
+            rate,
+            None if self.restarts is None else Restarting(self.new_starts),
+            horizon,
+            highest,
         )
+
+
+def _checked_horizon(average: Any) -> float | None:
+    """The horizon of averaged members, or None for the model as it is."""
+    if isinstance(average, (bool, np.bool_)):
+        return DEFAULT_HORIZON if average else None
+    return arguments.number(
+        "CBNNCallback",
+        "average",
+        average,
+        above=0,
+        below=1,
+        allowed="True, False, or a share of the run between 0 and 1",
+    )
+
+
+def _checked_rate(learning_rate: Any) -> str | None:
+    if learning_rate not in (None, "cosine", "compiled"):
+        raise ValueError(
+            f"CBNNCallback(learning_rate={learning_rate!r}): must be 'cosine' "
+            "or 'compiled'; give the number to the optimizer."
+        )
+    return learning_rate

@@ -6,6 +6,7 @@ from typing import Any
 
 from cbnn_keras.models import keras_internals, replicas
 from cbnn_keras.models.classifier import averages_loss
+from cbnn_keras.runs.run import MethodState
 from cbnn_keras.support.aliases import Logs
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.training.guards import GateKeeper, LookupGuard
@@ -13,6 +14,8 @@ from cbnn_keras.training.plan import Plan
 from cbnn_keras.training.rounds import Rounds
 from cbnn_keras.training.running_accuracy import RunningAccuracy
 from cbnn_keras.training.task import Task, bare_optimizer
+
+_AVERAGE = "average/"  # in front of the names of arrays of members' weights
 
 
 class Course:
@@ -75,12 +78,15 @@ class Course:
         self.step = step
         if self.plan.actions is not None:
             self.plan.actions.after_step(self)
+        self.rounds.member_weights.after_step(step)
         if step < self.next_update:
             return False
         self.pending = [s for s in self.pending if s > step]
         self.next_update = self.pending[0] if self.pending else sys.maxsize
         if self.pending:
             self.rounds.add(step, self.epoch, is_final=False)
+            if self.plan.actions is not None:
+                self.plan.actions.after_checkpoint(self)
         else:
             self.end()
         return True
@@ -89,6 +95,10 @@ class Course:
         """Takes a checkpoint now, whatever the plan says."""
         self.rounds.add(self.step, self.epoch, is_final=False)
 
+    def begin_anew(self) -> None:
+        """Forgets the weights so far: the model got others."""
+        self.rounds.member_weights.begin_anew()
+
     def end_epoch(self, logs: Mapping[str, Any]) -> None:
         """Lets the method act on what `fit` has logged."""
         if self.plan.actions is not None and not self.is_done:
@@ -96,9 +106,23 @@ class Course:
 
     def save_state(self, epoch: int) -> None:
         """Keeps what training would be resumed from after that epoch."""
-        actions = self.plan.actions
+        actions, average = self.plan.actions, self.rounds.member_weights.state()
         state = {} if actions is None else actions.state()
+        state |= {_AVERAGE + name: array for name, array in average.items()}
         self.rounds.save_state(self.step, epoch, state)
+
+    def restore(self, state: MethodState) -> None:
+        """Gives the method and the members' weights back what they kept."""
+        average = {
+            name.removeprefix(_AVERAGE): array
+            for name, array in state.items()
+            if name.startswith(_AVERAGE)
+        }
+        if average:
+            self.rounds.member_weights.restore(average)
+        if self.plan.actions is not None:
+            own = {k: a for k, a in state.items() if not k.startswith(_AVERAGE)}
+            self.plan.actions.restore(own)
 
     def end(self) -> None:
         """Takes the model as it is now for the final one."""
@@ -116,6 +140,11 @@ class Course:
     def finish(self) -> None:
         """Ends the run, complete."""
         self.end()
+        if self.plan.compiled_rate is not None:
+            # As the user compiled it, for another `fit`.
+            bare_optimizer(
+                self.task.model
+            ).learning_rate = self.plan.compiled_rate
         self.rounds.run.finish()
 
 

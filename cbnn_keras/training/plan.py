@@ -36,6 +36,9 @@ class Progress(Protocol):
     def add_checkpoint(self) -> None:
         """Takes a checkpoint now, whatever the plan says."""
 
+    def begin_anew(self) -> None:
+        """Forgets the weights so far: the model got others."""
+
 
 class Actions:
     """What a method does between checkpoints: nothing, unless it says so.
@@ -43,8 +46,14 @@ class Actions:
     One object serves one run, so that a method keeps its state in it.
     """
 
+    def begin(self, progress: Progress) -> None:
+        """Called when a run begins, and not when it is resumed."""
+
     def after_step(self, progress: Progress) -> None:
         """Called after each execution of steps, before any checkpoint."""
+
+    def after_checkpoint(self, progress: Progress) -> None:
+        """Called after each checkpoint but the final one."""
 
     def after_epoch(self, progress: Progress, logs: Mapping[str, Any]) -> None:
         """Called after each epoch but the last, with its logs."""
@@ -71,6 +80,10 @@ class Plan:
         learning_rate: The rate of a step, from 1, or None where the method
             leaves it alone. None for a method that never sets it.
         actions: What happens between checkpoints, or None for nothing.
+        compiled_rate: The learning rate that the model has again when the run
+            is over, or None for the last one.
+        horizon: Over how many steps the weights of a member are averaged, or
+            None for members that are the model at its checkpoint.
     """
 
     steps: list[int]
@@ -78,6 +91,8 @@ class Plan:
     settings: Mapping[str, Any]
     learning_rate: Callable[[int], float | None] | None = None
     actions: Actions | None = None
+    horizon: int | None = None
+    compiled_rate: float | None = None
 
 
 def by_step(owner: str, schedule: Any) -> Schedule | None:
@@ -122,6 +137,15 @@ def check_learning_rate(owner: str, plan: Plan, model: keras.Model) -> None:
             "model was compiled with steps_per_execution="
             f"{model.steps_per_execution}. Leave it out of `compile`."
         )
+    compiled_rate(owner, model)
+
+
+def compiled_rate(owner: str, model: keras.Model) -> float:
+    """The learning rate that the optimizer has, if it may be set.
+
+    Raises:
+        ValueError: If the optimizer was made with a schedule.
+    """
     optimizer = bare_optimizer(model)
     rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
     try:
@@ -133,3 +157,4 @@ def check_learning_rate(owner: str, plan: Plan, model: keras.Model) -> None:
             "methods that leave a part of the run alone take the rate of "
             "that part as `schedule=`."
         ) from None
+    return rate

@@ -16,8 +16,9 @@ from cbnn_keras.models import state as training_state
 from cbnn_keras.runs.manifest import Round
 from cbnn_keras.runs.run import MethodState, Run
 from cbnn_keras.support.console import Reporter
+from cbnn_keras.training.averaging import MemberWeights
 from cbnn_keras.training.running_accuracy import RunningAccuracy
-from cbnn_keras.training.scoring import Scorer
+from cbnn_keras.training.scoring import Scorer, Scores
 from cbnn_keras.training.task import Task, is_loss_scaled
 
 
@@ -30,6 +31,7 @@ class Rounds:
         accuracy: Grows with the members, or None.
         reporter: What people are told by.
         log_prefix: What names in `fit`'s logs begin with.
+        member_weights: What of the model becomes a member.
     """
 
     def __init__(
@@ -39,8 +41,10 @@ class Rounds:
         accuracy: RunningAccuracy | None,
         reporter: Reporter,
         log_prefix: str,
+        member_weights: MemberWeights,
     ) -> None:
         self.run = run
+        self.member_weights = member_weights
         self._task = task
         self._accuracy = accuracy
         self._reporter = reporter
@@ -83,13 +87,25 @@ class Rounds:
         # Outputs alone do not tell: a ReLU can turn NaN into 0.
         if training_state.has_nan(model):
             raise _diverged("weights", step, epoch, self._advice())
-        correct = self._score(step, epoch) == self._task.labels
-        stage = self._booster.add(correct, is_final=is_final)
-        record = Round(step=step, epoch=epoch, **dataclasses.asdict(stage))
-        self.run.add_round(record, correct, model if stage.is_member else None)
+        with self.member_weights.in_model():
+            scores = self._score(step, epoch)
+            correct = scores.classes == self._task.labels
+            stage = self._booster.add(correct, is_final=is_final)
+            losses = scores.losses.astype(np.float64)
+            record = Round(
+                step=step,
+                epoch=epoch,
+                negative_log_likelihood=float(
+                    self._task.weights.first_distribution @ losses
+                ),
+                **dataclasses.asdict(stage),
+            )
+            self.run.add_round(
+                record, correct, model if stage.is_member else None
+            )
+            if self._accuracy is not None and stage.is_member:
+                self._accuracy.add_member(model, stage.vote)
         weights.assign(self._booster.distribution)
-        if self._accuracy is not None and stage.is_member:
-            self._accuracy.add_member(model, stage.vote)
         self._tell(record)
 
     def make_last_final(self) -> None:
@@ -123,7 +139,7 @@ class Rounds:
             )
         return logs
 
-    def _score(self, step: int, epoch: int) -> np.ndarray:
+    def _score(self, step: int, epoch: int) -> Scores:
         samples = self._task.samples
         # As large as in training, for a single replica.
         batch_size = -(-self._task.batch_size // self._scorer.num_replicas)
@@ -134,7 +150,7 @@ class Rounds:
         )
         try:
             with training_state.generators_kept(self._task.model):
-                return self._scorer.predicted_classes(inputs)
+                return self._scorer.score(inputs, self._task.labels)
         except FloatingPointError:
             raise _diverged("outputs", step, epoch, self._advice()) from None
 

@@ -11,6 +11,7 @@ from cbnn_keras.models import copying, keras_internals
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Header, Settings
 from cbnn_keras.runs.run import MemoryRun, Run, labels_id
+from cbnn_keras.training.averaging import AveragedWeights, MemberWeights
 from cbnn_keras.training.fit import Course, Fit
 from cbnn_keras.training.plan import Plan, check_learning_rate
 from cbnn_keras.training.rounds import Rounds
@@ -59,6 +60,8 @@ class Beginning:
                 overwrite=self.replaces,
             )
         course = self._course(fit, plan, run)
+        if plan.actions is not None:
+            plan.actions.begin(course)
         steps = ", ".join(map(str, _shortened(course.pending)))
         place = f"run in {self.directory}" if self.directory else "in memory"
         fit.reporter.line(
@@ -90,15 +93,15 @@ class Beginning:
         if run.is_finished:
             return self._reopen(fit, plan, run)
         state, method_state = run.rewind(fit.task.model)
-        if plan.actions is not None:
-            plan.actions.restore(method_state)
         keras_internals.set_initial_epoch(fit.task.model, state.epoch)
         fit.reporter.line(
             f"{self._title}: resuming {directory} after epoch "
             f"{state.epoch}, step {state.step}; members so far: "
             f"{len(run.members)}."
         )
-        return self._course(fit, plan, run, step=state.step)
+        course = self._course(fit, plan, run, step=state.step)
+        course.restore(method_state)
+        return course
 
     def _reopen(self, fit: Fit, plan: Plan, run: RunDirectory) -> Course:
         run.load_member(run.members[-1], fit.task.model)
@@ -112,7 +115,14 @@ class Beginning:
 
     def _course(self, fit: Fit, plan: Plan, run: Run, **where: Any) -> Course:
         rounds = Rounds(
-            fit.task, run, fit.accuracy, fit.reporter, self.log_prefix
+            fit.task,
+            run,
+            fit.accuracy,
+            fit.reporter,
+            self.log_prefix,
+            MemberWeights()
+            if plan.horizon is None
+            else AveragedWeights(fit.task, plan.horizon, fit.reporter),
         )
         return Course(plan, fit.task, rounds, fit.reporter, **where)
 

@@ -15,6 +15,7 @@ from cbnn_keras.models import replicas
 from cbnn_keras.models.classifier import Classifier, describe_classifier
 
 _DEFAULT_BATCH_SIZE = 128  # to score a pipeline whose batches are not ours
+_DEFAULT_BUFFER = 10_000  # to shuffle what such a pipeline is made of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,12 @@ class Task:
     labels: np.ndarray
     weights: SampleWeights
     batch_size: int
+
+    @property
+    def shuffle(self) -> bool | int:
+        """How samples are shuffled where their order must not matter."""
+        shuffle = self.weights.shuffle
+        return _DEFAULT_BUFFER if shuffle is None else shuffle
 
 
 def describe_task(

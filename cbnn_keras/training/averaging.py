@@ -1,0 +1,147 @@
+"""What a member is: the weights at its checkpoint, or an average of weights.
+
+Scoring, saving and votes speak of the weights that are in the model inside
+`in_model`; training goes on from those that it had before.
+"""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cbnn_keras.models import replicas
+from cbnn_keras.models.batch_norm import StatisticsRecomputer
+from cbnn_keras.runs.run import MethodState
+from cbnn_keras.support.console import Reporter
+from cbnn_keras.training.task import Task
+
+# Weights change little in so many steps: averages of every step are no better.
+_LONGEST_PERIOD = 16
+# Enough for statistics of BatchNorm, also where the training set is larger.
+_NUM_BATCHES = 200
+
+
+class MemberWeights:
+    """A member is the model at its checkpoint, as in the paper."""
+
+    def after_step(self, step: int) -> None:
+        """Called after each execution of steps, before any checkpoint."""
+
+    @contextlib.contextmanager
+    def in_model(self) -> Iterator[None]:
+        """Has the member's weights in the model for a while."""
+        yield
+
+    def begin_anew(self) -> None:
+        """Forgets what was before a restart."""
+
+    def state(self) -> MethodState:
+        """What has to be remembered if the process dies."""
+        return {}
+
+    def restore(self, state: MethodState) -> None:
+        """Gets back what `state` gave."""
+
+
+class AveragedWeights(MemberWeights):
+    """A member is an exponential average of the weights so far.
+
+    Trainable weights are averaged, on their device, every few steps: the
+    weights of s steps ago count by exp(-s / horizon), and while fewer steps
+    were made all count alike. Statistics of BatchNorm are recomputed for the
+    average, in a pass over training samples without augmentation.
+
+    Args:
+        task: What is trained on what.
+        horizon: In steps.
+        reporter: Shows the progress of the pass.
+    """
+
+    def __init__(self, task: Task, horizon: int, reporter: Reporter) -> None:
+        self._task = task
+        self._horizon = horizon
+        self._period = min(_LONGEST_PERIOD, max(horizon // 10, 1))
+        self._reporter = reporter
+        self._last_step = 0
+        self._num_updates = 0
+        self._means = _copies_of(task.model.trainable_variables)
+        self._recompute = StatisticsRecomputer(task.model)
+        self._blend = tf.function(_blend)
+
+    def after_step(self, step: int) -> None:
+        if step // self._period == self._last_step // self._period:
+            return
+        self._num_updates += 1
+        elapsed = step - self._last_step
+        share = max(
+            1 - math.exp(-elapsed / self._horizon), 1 / self._num_updates
+        )
+        self._last_step = step
+        values = [v.value for v in self._task.model.trainable_variables]
+        self._blend(self._means, values, tf.constant(share))
+
+    @contextlib.contextmanager
+    def in_model(self) -> Iterator[None]:
+        if not self._num_updates:  # a checkpoint before the first update
+            yield
+            return
+        model = self._task.model
+        kept = [np.array(weight) for weight in model.get_weights()]
+        try:
+            for variable, mean in zip(
+                model.trainable_variables, self._means, strict=True
+            ):
+                variable.assign(tf.cast(mean, variable.dtype))
+            self._recompute(self._batches())
+            yield
+        finally:
+            model.set_weights(kept)
+
+    def _batches(self) -> Iterator[tf.Tensor]:
+        samples, size = self._task.samples, self._task.batch_size
+        num_batches = min(-(-samples.num_samples // size), _NUM_BATCHES)
+        batches = samples.shuffled_inputs(size, self._task.shuffle)
+        return self._reporter.track(
+            itertools.islice(batches, num_batches),
+            num_batches,
+            "BatchNorm statistics",
+        )
+
+    def begin_anew(self) -> None:
+        self._num_updates = 0
+
+    def state(self) -> MethodState:
+        counts = np.array([self._last_step, self._num_updates])
+        means = {str(i): mean.numpy() for i, mean in enumerate(self._means)}
+        return {"counts": counts, **means}
+
+    def restore(self, state: MethodState) -> None:
+        self._last_step, self._num_updates = map(int, state["counts"])
+        for i, mean in enumerate(self._means):
+            mean.assign(state[str(i)])
+
+
+def _copies_of(variables: list[keras.Variable]) -> list[tf.Variable]:
+    """Variables in float32 on the devices of others, mirrored nowhere."""
+
+    def make() -> list[tf.Variable]:
+        copies = []
+        for variable in variables:
+            value = tf.cast(keras.ops.convert_to_numpy(variable), tf.float32)
+            with tf.device(variable.value.device):
+                copies.append(tf.Variable(value, trainable=False))
+        return copies
+
+    return replicas.outside_strategies(make)
+
+
+def _blend(
+    means: list[tf.Variable], values: list[tf.Variable], share: tf.Tensor
+) -> None:
+    """means += share * (values - means)"""
+    for mean, value in zip(means, values, strict=True):
+        mean.assign_add(share * (tf.cast(value, tf.float32) - mean))

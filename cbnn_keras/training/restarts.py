@@ -1,0 +1,157 @@
+"""Restarts: members that start anew within one run and one budget."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from cbnn_keras.models.fresh import (
+    fresh_weights,
+    reset_optimizer,
+    starts_anew,
+)
+from cbnn_keras.runs.run import MethodState
+from cbnn_keras.support import arguments
+from cbnn_keras.training.plan import Actions, Progress
+
+
+@dataclasses.dataclass(frozen=True)
+class NewStarts:
+    """What the model starts anew from, after each checkpoint but the last.
+
+    Attributes:
+        keep: The share of the trained weights that it keeps.
+        restart_from: `"fresh"` for weights that its layers draw, `"start"` for
+            those that `fit` began with.
+        head: With `"start"`, the names of the layers that are drawn anew;
+            None for the last one that has weights.
+    """
+
+    keep: float
+    restart_from: str
+    head: list[str] | None
+
+    @classmethod
+    def checked(
+        cls, owner: str, keep: Any, restart_from: Any, head: Any
+    ) -> "NewStarts":
+        """What a user said.
+
+        Raises:
+            ValueError: If it is outside what is allowed.
+        """
+        share = arguments.number(
+            owner,
+            "keep",
+            keep,
+            at_least=0,
+            below=1,
+            allowed="a share of at least 0 and below 1",
+        )
+        if restart_from not in ("fresh", "start"):
+            raise ValueError(
+                f"{owner}(restart_from={restart_from!r}): must be 'fresh' or "
+                "'start'."
+            )
+        if head is not None and restart_from != "start":
+            raise ValueError(
+                f"{owner}(head={head!r}): only with restart_from='start'; "
+                "'fresh' draws all layers anew."
+            )
+        names = [head] if isinstance(head, str) else head
+        return cls(share, restart_from, None if names is None else list(names))
+
+
+class Restarting(Actions):
+    """weights <- keep * weights + (1 - keep) * a new start.
+
+    Frozen layers stay. Slots of the optimizer and statistics of BatchNorm
+    begin anew, and so does the average of the weights.
+
+    Args:
+        new_starts: What the model starts anew from.
+    """
+
+    def __init__(self, new_starts: NewStarts) -> None:
+        self._new_starts = new_starts
+        self._first: list[np.ndarray] = []
+
+    def begin(self, progress: Progress) -> None:
+        model = progress.task.model
+        _fresh(progress)  # fails now and not after a cycle
+        if self._new_starts.restart_from == "start":
+            _in_layers(model, self._new_starts.head)
+            self._first = [np.array(weight) for weight in model.get_weights()]
+
+    def after_checkpoint(self, progress: Progress) -> None:
+        model, keep = progress.task.model, self._new_starts.keep
+        begin = _fresh(progress)
+        if self._first:
+            is_head = _in_layers(model, self._new_starts.head)
+            begin = [
+                drawn if is_new else first
+                for drawn, first, is_new in zip(
+                    begin, self._first, is_head, strict=True
+                )
+            ]
+        trained = {id(variable) for variable in model.trainable_variables}
+        for variable, start, is_anew in zip(
+            model.weights, begin, starts_anew(model), strict=True
+        ):
+            if id(variable) in trained:
+                value = keras.ops.convert_to_numpy(variable)
+                variable.assign(_blended(value, start, keep))
+            elif is_anew:
+                variable.assign(start)
+        reset_optimizer(model)
+        progress.begin_anew()
+        progress.reporter.line(
+            f"restart after step {progress.step}"
+            + (f", keeping {keep:g} of the weights" if keep else ""),
+            during_epoch=True,
+        )
+
+    def state(self) -> MethodState:
+        return {str(i): array for i, array in enumerate(self._first)}
+
+    def restore(self, state: MethodState) -> None:
+        self._first = [state[str(i)] for i in range(len(state))]
+
+
+def _fresh(progress: Progress) -> list[np.ndarray]:
+    """Weights as the layers draw them, others after each step of a run."""
+    task = progress.task
+    entropy = [task.weights.seed or 0, progress.step]
+    seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+    return fresh_weights(task.model, next(task.samples.inputs(1)), seed)
+
+
+def _blended(value: np.ndarray, start: np.ndarray, keep: float) -> np.ndarray:
+    mean = keep * value.astype(np.float64) + (1 - keep) * start.astype(
+        np.float64
+    )
+    return mean.astype(value.dtype)
+
+
+def _in_layers(model: keras.Model, names: Sequence[str] | None) -> list[bool]:
+    """Which of `model.weights` belong to layers of these names.
+
+    Raises:
+        ValueError: If there is no such layer.
+    """
+    if names is None:
+        layers = [layer for layer in model.layers if layer.trainable_variables]
+        chosen = layers[-1:]
+    else:
+        found = {layer.name: layer for layer in model.layers}
+        unknown = [name for name in names if name not in found]
+        if unknown:
+            raise ValueError(
+                f"head={list(names)!r}: the model has no layer "
+                f"{unknown[0]!r}; it has {', '.join(found)}."
+            )
+        chosen = [found[name] for name in names]
+    ids = {id(weight) for layer in chosen for weight in layer.weights}
+    return [id(weight) in ids for weight in model.weights]
