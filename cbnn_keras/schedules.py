@@ -146,11 +146,19 @@ def restart_steps(total_steps: int, num_cycles: int) -> list[int]:
         total_steps: T, at least `num_cycles`.
         num_cycles: K.
 
+    Raises:
+        ValueError: If there are fewer steps than cycles.
+
     Example:
 
     >>> restart_steps(total_steps=10, num_cycles=4)
     [2, 5, 7, 10]
     """
+    if total_steps < num_cycles:
+        raise ValueError(
+            f"A run of {total_steps} steps has no room for {num_cycles} "
+            "cycles: train for longer, or restart less often."
+        )
     return [total_steps * i // num_cycles for i in range(1, num_cycles + 1)]
 
 

@@ -85,9 +85,8 @@ def _forward(
     """A pass in training mode that gives what the layers have seen."""
 
     def forward(x: Any) -> Moments:
-        with keras_internals.watched_moments(layers) as moments:
-            model(x, training=True)
-        return moments
+        with keras_internals.watched_moments(layers) as noting:
+            return noting(lambda: model(x, training=True))
 
     if not replicas.is_distributed(model):
         return tf.function(forward, reduce_retracing=True)
@@ -96,7 +95,10 @@ def _forward(
     @tf.function
     def on_first_replica(x: Any) -> Moments:
         # The others get the same batch, and see the same.
-        moments = strategy.run(forward, args=(x,))
+        with keras_internals.watched_moments(layers) as noting:
+            moments = strategy.run(
+                lambda x: noting(lambda: model(x, training=True)), args=(x,)
+            )
         return tf.nest.map_structure(
             lambda value: strategy.experimental_local_results(value)[0],
             moments,

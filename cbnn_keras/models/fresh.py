@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from cbnn_keras.models import keras_internals, replicas
+from cbnn_keras.support.faults import shortened
 
 
 def fresh_weights(
@@ -44,7 +45,7 @@ def fresh_weights(
         raise ValueError(
             f"Keras cannot draw fresh weights for {type(model).__name__}. Give "
             "the class a `get_config`, or build the model from layers "
-            f"(Functional or Sequential). Keras: {error}"
+            f"(Functional or Sequential). Keras: {shortened(error)}"
         ) from error
     if [w.shape for w in drawn] != [tuple(w.shape) for w in model.weights]:
         raise ValueError(

@@ -7,6 +7,7 @@ broke.
 
 import contextlib
 import re
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -87,27 +88,37 @@ def is_made_up_name(name: str) -> bool:
 @contextlib.contextmanager
 def watched_moments(
     layers: list[keras.layers.BatchNormalization],
-) -> Iterator[list[Moments]]:
+) -> Iterator[Callable[[Callable[[], Any]], list[Moments]]]:
     """Notes mean and variance of each call of each BatchNorm layer.
 
     The moving statistics would tell of the last call only.
-    """
-    moments: list[Moments] = [[] for _ in layers]
 
-    def watch(layer: Any, found: Moments) -> None:
+    Yields:
+        A function that calls another one and gives what the layers noted in
+        it. Each thread has notes of its own: the replicas of a strategy take
+        turns within a layer that is synchronised.
+    """
+    notes = threading.local()
+
+    def watch(layer: Any, number: int) -> None:
         original = layer._moments
 
         def noted(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
             result = original(*args, **kwargs)
-            found.append(result)
+            notes.moments[number].append(result)
             return result
 
         vars(layer)["_moments"] = noted
 
+    def noting(call: Callable[[], Any]) -> list[Moments]:
+        notes.moments = [[] for _ in layers]
+        call()
+        return notes.moments
+
     try:
-        for layer, found in zip(layers, moments, strict=True):
-            watch(layer, found)
-        yield moments
+        for number, layer in enumerate(layers):
+            watch(layer, number)
+        yield noting
     finally:
         for layer in layers:
             vars(layer).pop("_moments", None)

@@ -194,7 +194,8 @@ class CBNNCallback(CheckpointCallback):
                 total_steps, self.num_checkpoints or DEFAULT_NUM_CHECKPOINTS
             )
             steps = schedules.checkpoint_steps(total_steps, interval)
-            cycles, settings = [total_steps], {"interval": interval}
+            cycles = [total_steps]
+            settings: dict[str, object] = {"interval": interval}
         else:
             steps = cycles = schedules.restart_steps(total_steps, self.restarts)
             settings = {"restarts": self.restarts, **vars(self.new_starts)}

@@ -84,8 +84,8 @@ class Course:
         self.pending = [s for s in self.pending if s > step]
         self.next_update = self.pending[0] if self.pending else sys.maxsize
         if self.pending:
-            self.rounds.add(step, self.epoch, is_final=False)
-            if self.plan.actions is not None:
+            is_added = self.rounds.add(step, self.epoch, is_final=False)
+            if is_added and self.plan.actions is not None:
                 self.plan.actions.after_checkpoint(self)
         else:
             self.end()

@@ -69,11 +69,14 @@ class Rounds:
     def last_step(self) -> int:
         return self.run.rounds[-1].step if self.run.rounds else 0
 
-    def add(self, step: int, epoch: int, *, is_final: bool) -> None:
+    def add(self, step: int, epoch: int, *, is_final: bool) -> bool:
         """Makes the model as it is now a checkpoint.
 
         Unless the paper's stop rule says that there is to be none before the
         final one; that is said once.
+
+        Returns:
+            Whether there was a round.
         """
         if not is_final and not self._booster.may_continue():
             self._say_once(
@@ -81,7 +84,7 @@ class Rounds:
                 "reached 1/deviation_rate: no more checkpoints before the "
                 "final model (the paper's stop rule)."
             )
-            return
+            return False
         model, weights = self._task.model, self._task.weights
         replicas.average_statistics(model)
         # Outputs alone do not tell: a ReLU can turn NaN into 0.
@@ -107,6 +110,7 @@ class Rounds:
                 self._accuracy.add_member(model, stage.vote)
         weights.assign(self._booster.distribution)
         self._tell(record)
+        return True
 
     def make_last_final(self) -> None:
         """The last checkpoint is the final model: its update is undone."""

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from cbnn_keras import metrics
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.training.scoring import Scorer
 
@@ -24,9 +25,17 @@ def passing_on(num_outputs, *, dtype="float32", **compile):
 def predicted_by(scores, classifier, *, batch_size=4, dtype="float32"):
     scorer = Scorer(passing_on(scores.shape[1], dtype=dtype), classifier)
     scores = scores.astype(dtype)
-    return scorer.predicted_classes(
-        scores[i : i + batch_size] for i in range(0, len(scores), batch_size)
+    return classes_by(
+        scorer,
+        [scores[i : i + batch_size] for i in range(0, len(scores), batch_size)],
     )
+
+
+def classes_by(scorer, batches):
+    """Predicted classes; what the labels are does not matter for them."""
+    batches = list(batches)
+    sizes = [len(tf.nest.flatten(x)[0]) for x in batches]
+    return scorer.score(iter(batches), np.zeros(sum(sizes), int)).classes
 
 
 def strictly_largest(row):
@@ -110,6 +119,37 @@ def test_outputs_that_are_not_finite(bad, num_outputs):
     assert len(finite) == 6
 
 
+@pytest.mark.parametrize("from_logits", [False, True])
+@pytest.mark.parametrize("num_outputs", [1, 3])
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_losses_are_those_of_the_labels(from_logits, num_outputs, dtype):
+    """Against the likelihood that `metrics` computes sample by sample."""
+    generator = np.random.default_rng(3)
+    scores = generator.normal(scale=4, size=(20, num_outputs))
+    scores[1] = [30.0] + [-30.0] * (num_outputs - 1)
+    if not from_logits:
+        scores = 1 / (1 + np.exp(-scores))
+        scores /= scores.sum(axis=1, keepdims=True) if num_outputs > 1 else 1
+    scores = scores.astype(dtype)
+    labels = np.arange(20) % max(num_outputs, 2)
+    labels[1] = 0 if num_outputs == 1 else 1  # clipped at 1e-7
+    probabilities = scores.astype("float64")
+    if from_logits and num_outputs == 1:
+        probabilities = 1 / (1 + np.exp(-probabilities))
+    elif from_logits:
+        exponentials = np.exp(probabilities)
+        probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+    classifier = Classifier(max(num_outputs, 2), num_outputs == 1, from_logits)
+    scorer = Scorer(passing_on(num_outputs, dtype=dtype), classifier)
+    found = scorer.score([scores[:8], scores[8:]], labels).losses
+    expected = [
+        metrics.negative_log_likelihood(row[None], label[None])
+        for row, label in zip(probabilities, labels, strict=True)
+    ]
+    assert max(expected) > 16  # the clipped one
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("structure", [dict, tuple])
 def test_scoring_several_inputs(structure):
     a, b = keras.Input((3,), name="a"), keras.Input((3,), name="b")
@@ -121,7 +161,7 @@ def test_scoring_several_inputs(structure):
     second = np.array([[3, 0, 0], [0, 0, 0]], "float32")
     batch = {"a": first, "b": second} if structure is dict else (first, second)
     scorer = Scorer(model, Classifier(3, False, True))
-    assert scorer.predicted_classes([batch, batch]).tolist() == [1, 0, 1, 0]
+    assert classes_by(scorer, [batch, batch]).tolist() == [1, 0, 1, 0]
 
 
 def test_scoring_follows_the_weights_and_changes_nothing():
@@ -149,7 +189,7 @@ def test_scoring_follows_the_weights_and_changes_nothing():
 
     before = everything()
     assert any("seed_generator" in v.path for v in model.variables)
-    found = scorer.predicted_classes([x[:8], x[8:16], x[16:]])
+    found = classes_by(scorer, [x[:8], x[8:16], x[16:]])
     for old, new in zip(before, everything(), strict=True):
         np.testing.assert_array_equal(old, new, strict=True)
     np.testing.assert_array_equal(
@@ -157,21 +197,21 @@ def test_scoring_follows_the_weights_and_changes_nothing():
     )
     # The same scorer after the weights have changed.
     model.layers[-1].set_weights([np.zeros((8, 3)), np.array([0.0, 2.0, 1.0])])
-    assert scorer.predicted_classes([x]).tolist() == [1] * 20
+    assert classes_by(scorer, [x]).tolist() == [1] * 20
 
 
 def test_scoring_is_compiled_where_the_model_is():
     model = passing_on(3, jit_compile=True)
     scorer = Scorer(model, Classifier(3, False, False))
     scores = np.array([[1, 2, 0], [1, 1, 0], [0, 0, 1]], "float32")
-    assert scorer.predicted_classes([scores, scores]).tolist() == [1, -1, 2] * 2
+    assert classes_by(scorer, [scores, scores]).tolist() == [1, -1, 2] * 2
 
 
 def test_scoring_does_not_pass_through_predict_or_evaluate():
     model = passing_on(3)
     model.predict = model.evaluate = functools.partial(pytest.fail, "called")
     scorer = Scorer(model, Classifier(3, False, False))
-    assert scorer.predicted_classes([np.eye(3, dtype="float32")]).tolist() == [
+    assert classes_by(scorer, [np.eye(3, dtype="float32")]).tolist() == [
         0,
         1,
         2,
@@ -200,7 +240,7 @@ def test_a_strategy_of_one_device_scores_on_that_device():
         model.compile(loss="sparse_categorical_crossentropy")
     scorer = Scorer(model, Classifier(3, is_binary=False, from_logits=True))
     places.clear()
-    scorer.predicted_classes([np.eye(3, dtype="float32")])
+    classes_by(scorer, [np.eye(3, dtype="float32")])
     assert places
     assert all(place.endswith("CPU:1") for place in places)
 
@@ -222,7 +262,7 @@ def test_every_replica_scores_its_batches(num_batches):
     )
     assert scorer.num_replicas == 3
     sizes = [4, 4, 4, 4, 1][:num_batches]
-    found = scorer.predicted_classes(tf.zeros((size, 2)) for size in sizes)
+    found = classes_by(scorer, [tf.zeros((size, 2)) for size in sizes])
     expected = np.repeat([0, 1, 2, 0, 1][:num_batches], sizes)
     np.testing.assert_array_equal(found, expected)
 
@@ -232,7 +272,7 @@ def test_outputs_that_are_not_finite_on_any_replica():
         lambda: keras.Sequential([keras.Input((3,)), keras.layers.ReLU()])
     )
     batches = [np.ones((2, 3), "float32") for _ in range(5)]
-    scorer.predicted_classes(iter(batches))
+    classes_by(scorer, iter(batches))
     batches[4][1, 2] = np.inf
     with pytest.raises(FloatingPointError, match="not finite"):
-        scorer.predicted_classes(iter(batches))
+        classes_by(scorer, iter(batches))

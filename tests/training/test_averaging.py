@@ -1,0 +1,216 @@
+"""Members that are averages of weights; training does not notice."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import blobs, dense_model, same
+from test_callback import images, noisy_cnn
+from test_resume import Stop, StopAfter, contents, fit
+
+from cbnn_keras import CBNNCallback, CheckpointEnsemble
+
+
+class Trace(keras.callbacks.Callback):
+    """The trainable weights after every step."""
+
+    def __init__(self):
+        super().__init__()
+        self.weights = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        variables = self.model.trainable_variables
+        self.weights.append([np.array(v, "float64") for v in variables])
+
+
+def expected_average(weights, horizon, period):
+    """A loop over what each step left: exp(-s / horizon), all alike at first"""
+    mean, num, last = None, 0, 0
+    for step in range(period, len(weights) + 1, period):
+        num += 1
+        share = max(1 - np.exp(-(step - last) / horizon), 1 / num)
+        last, values = step, weights[step - 1]
+        mean = mean or values
+        mean = [m + share * (v - m) for m, v in zip(mean, values, strict=True)]
+    return mean
+
+
+@pytest.mark.parametrize(
+    ("average", "horizon", "period"),
+    [(0.1, 3, 1), (0.9, 27, 2), (True, 2, 1)],  # of 30 steps
+)
+def test_member_is_the_exponential_average(average, horizon, period):
+    x, y = blobs()
+    model, trace = dense_model(), Trace()
+    cbnn = CBNNCallback(average=average, num_checkpoints=2)
+    train = cbnn.weighted(x, y, batch_size=20, seed=1)
+    model.fit(train, epochs=5, callbacks=[trace, cbnn], verbose=0)
+    ensemble = cbnn.ensemble()
+    for step in (15, 30):
+        expected = expected_average(trace.weights[:step], horizon, period)
+        with ensemble.member(step) as member:
+            for a, b in zip(expected, member.get_weights(), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    # The model itself holds what training made, not an average.
+    for a, b in zip(trace.weights[-1], model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a.astype("float32"), b)
+
+
+def test_training_is_the_same_bit_for_bit():
+    """BatchNorm, Dropout, Adam, metrics; without updates of the weights."""
+    x, y = images()
+    models, logs = [], []
+    for average in (False, True):
+        keras.utils.set_random_seed(5)
+        model = noisy_cnn()
+        cbnn = CBNNCallback(deviation_rate=0, average=average)
+        train = cbnn.weighted(x, y, batch_size=16, seed=7)
+        log = model.fit(train, epochs=4, callbacks=[cbnn], verbose=0).history
+        models.append(model)
+        logs.append({k: v for k, v in log.items() if "cbnn" not in k})
+    assert logs[0] == logs[1]
+    for first, second in zip(
+        models[0].variables + models[0].optimizer.variables,
+        models[1].variables + models[1].optimizer.variables,
+        strict=True,
+    ):
+        np.testing.assert_array_equal(first, second)
+
+
+def test_vote_score_and_file_speak_of_the_averaged_weights(tmp_path):
+    x, y = images()
+    keras.utils.set_random_seed(1)
+    model = noisy_cnn()
+    cbnn = CBNNCallback(tmp_path / "run", average=True, num_checkpoints=3)
+    train = cbnn.weighted(x, y, batch_size=16, seed=7)
+    model.fit(train, epochs=6, callbacks=[cbnn], verbose=0)
+    ensemble = CheckpointEnsemble.load(tmp_path / "run")
+    omega = np.full(len(y), 1 / len(y))
+    for record, p in zip(
+        cbnn.history, ensemble.member_probabilities(x), strict=True
+    ):
+        right = p.argmax(axis=1) == y
+        assert record["error"] == pytest.approx(omega[~right].sum())
+        likelihood = -np.log(p[np.arange(len(y)), y]).mean()
+        assert record["negative_log_likelihood"] == pytest.approx(
+            likelihood, rel=1e-5
+        )
+        omega = omega * np.exp(-0.01 * record["vote"] * right)
+        omega /= omega.sum()
+
+
+def test_statistics_of_batch_norm_are_those_of_the_averaged_weights():
+    x, y = blobs()
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(6),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(3, "softmax"),
+        ]
+    )
+    model.compile(
+        keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy"
+    )
+    cbnn = CBNNCallback(average=True, num_checkpoints=2)
+    train = cbnn.weighted(x, y, batch_size=20, seed=1)
+    model.fit(train, epochs=4, callbacks=[cbnn], verbose=0)
+    ensemble = cbnn.ensemble()
+    for record in cbnn.history:
+        with ensemble.member(record["step"]) as member:
+            dense, norm, _ = member.layers
+            values = x @ np.array(dense.kernel) + np.array(dense.bias)
+            mean, variance = norm.moving_mean, norm.moving_variance
+            np.testing.assert_allclose(mean, values.mean(0), atol=1e-5)
+            np.testing.assert_allclose(variance, values.var(0), rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "crash",
+    [
+        {"epoch": 2, "batch": 5},
+        pytest.param({"epoch": 0, "batch": 2}, marks=pytest.mark.large),
+        pytest.param({"epoch": 4}, marks=pytest.mark.large),
+    ],
+    ids=str,
+)
+def test_resumed_run_equals_uninterrupted(tmp_path, crash):
+    fit(tmp_path / "whole", average=0.2)
+    with pytest.raises(Stop):
+        fit(tmp_path / "run", StopAfter(**crash), average=0.2)
+    fit(tmp_path / "run", average=0.2, seed=0 if crash["epoch"] == 0 else 99)
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+
+
+def test_another_horizon_is_another_run(tmp_path):
+    with pytest.raises(Stop):
+        fit(tmp_path / "run", StopAfter(epoch=2), average=0.2)
+    with pytest.raises(ValueError, match="average was 0.2 and is 0.1"):
+        fit(tmp_path / "run", average=0.1)
+
+
+@pytest.mark.parametrize(
+    "compile",
+    [{"jit_compile": True}, {"steps_per_execution": 4}, {"run_eagerly": True}],
+    ids=str,
+)
+def test_average_whatever_the_model_is_compiled_with(compile):
+    x, y = blobs()
+    model = dense_model(**compile)
+    cbnn = CBNNCallback(average=0.3, num_checkpoints=2, deviation_rate=0)
+    train = cbnn.weighted(x, y, batch_size=20, seed=1)
+    model.fit(train, epochs=4, callbacks=[cbnn], verbose=0)
+    with cbnn.ensemble().member(cbnn.history[-1]["step"]) as member:
+        averaged = member.get_weights()
+    assert not same(averaged, model.get_weights())
+    assert all(np.isfinite(w).all() for w in averaged)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_average_in_mixed_precision(policy):
+    keras.config.set_dtype_policy(policy)
+    x, y = blobs()
+    model, trace = dense_model(), Trace()
+    cbnn = CBNNCallback(average=0.1, num_checkpoints=2)
+    train = cbnn.weighted(x, y, batch_size=20, seed=1)
+    model.fit(train, epochs=5, callbacks=[trace, cbnn], verbose=0)
+    expected = expected_average(trace.weights, horizon=3, period=1)
+    with cbnn.ensemble().member(30) as member:
+        for a, b in zip(expected, member.get_weights(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.large
+def test_average_on_several_devices_is_that_of_one():
+    found = []
+    for num_devices in (1, 2):
+        keras.utils.set_random_seed(1)
+        devices = [f"CPU:{i}" for i in range(num_devices)]
+        strategy = tf.distribute.MirroredStrategy(
+            devices, tf.distribute.ReductionToOneDevice()
+        )
+        with strategy.scope():
+            model = keras.Sequential(
+                [
+                    keras.Input((4,)),
+                    keras.layers.Dense(8, "relu"),
+                    keras.layers.BatchNormalization(synchronized=True),
+                    keras.layers.Dense(3, "softmax"),
+                ]
+            )
+            model.compile(
+                keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy"
+            )
+        x, y = blobs()
+        cbnn = CBNNCallback(average=0.2, num_checkpoints=3)
+        train = cbnn.weighted(x, y, batch_size=24, seed=1)
+        model.fit(train, epochs=3, callbacks=[cbnn], verbose=0)
+        found.append((cbnn.ensemble().votes, cbnn.ensemble().predict(x)))
+    np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5)
+    np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-4)
+
+
+@pytest.mark.parametrize("average", [0, 1, -0.1, "yes", np.nan, None])
+def test_average_that_is_no_share(average):
+    with pytest.raises(ValueError, match="must be True, False, or a share of"):
+        CBNNCallback(average=average)
