@@ -11,6 +11,7 @@ The paper's letters: omega_i `weights[i]` (they sum to 1), e `error`, lambda
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
@@ -172,6 +173,51 @@ def is_within_budget(
     return deviation_rate * (reserved_vote + sum(votes)) < 1
 
 
+def trusted(likelihoods: Sequence[float], ratio: float) -> list[bool]:
+    """Which members are good enough to vote beside the last one.
+
+    lambda hardly tells a weak early member from a strong late one where there
+    are many classes: log(k - 1) dominates it. The likelihood of the training
+    set does. A member is trusted if its negative log-likelihood is at most
+    `ratio` times that of the last member, which always is.
+
+    Args:
+        likelihoods: The mean of -log p(label) of each member, in order.
+        ratio: At least 1.
+
+    Example:
+
+    >>> trusted([1.2, 0.5, 0.44, 0.4], ratio=1.25)
+    [False, True, True, True]
+    """
+    limit = ratio * likelihoods[-1]
+    return [value <= limit for value in likelihoods]
+
+
+def rate_of_ratio(
+    largest_ratio: float, num_checkpoints: int, expected_error: float, k: int
+) -> float:
+    """eta with which the weights of two samples differ by at most a ratio.
+
+    A sample that no checkpoint gets right gains exp(eta * sum of the votes)
+    over one that all of them do, so eta = ln R / (expected sum of the votes);
+    the final model has a vote, but no update after it.
+
+    Args:
+        largest_ratio: R, at least 1.
+        num_checkpoints: M, the final model included.
+        expected_error: What a checkpoint is expected to get wrong.
+        k: The number of classes.
+
+    Example:
+
+    >>> round(rate_of_ratio(2.0, 6, expected_error=0.05, k=10), 4)
+    0.027
+    """
+    votes = max(num_checkpoints - 1, 1) * stage_vote(expected_error, k)
+    return math.log(largest_ratio) / votes
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
     """What one round found.
@@ -204,12 +250,16 @@ class Policy(Protocol):
     Attributes:
         has_bound: Whether theorem 1 speaks of the method.
         deviation_rate: eta; 0 for a method that leaves the weights alone.
+        trusted_ratio: Which members vote, see `trusted`; None for all.
     """
 
     has_bound: ClassVar[bool]
 
     @property
     def deviation_rate(self) -> float: ...
+
+    @property
+    def trusted_ratio(self) -> float | None: ...
 
     def vote(
         self, error: float, num_classes: int, smallest_weight: float

@@ -25,10 +25,13 @@ class Boosting:
     Attributes:
         deviation_rate: eta.
         expected_error: The error expected of the final model; gives lambda_0.
+        trusted_ratio: Which members vote, see `boosting.trusted`; None for all,
+            as in the paper.
     """
 
     deviation_rate: float = 0.01
     expected_error: float = 0.05
+    trusted_ratio: float | None = None
     has_bound: ClassVar[bool] = True
 
     def vote(
@@ -61,6 +64,7 @@ class BoostingFromFirst:
     """
 
     deviation_rate: float
+    trusted_ratio: ClassVar[None] = None
     has_bound: ClassVar[bool] = False
 
     def vote(
@@ -82,6 +86,7 @@ class EqualVotes:
     """No boosting: every checkpoint has a vote of 1, and weights stay."""
 
     deviation_rate: ClassVar[float] = 0.0
+    trusted_ratio: ClassVar[None] = None
     has_bound: ClassVar[bool] = False
 
     def vote(

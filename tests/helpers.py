@@ -58,10 +58,13 @@ def trained(
     sample_weight=None,
     **options,
 ):
-    """Trains, on `blobs` if not on `data`: `(callback, model, x, y)`."""
+    """Trains, on `blobs` if not on `data`: `(callback, model, x, y)`.
+
+    As in the paper, where what comes out follows from few lines of arithmetic.
+    """
     x, y = data or blobs()
     model = model or dense_model()
-    callback = CBNNCallback(directory, **options)
+    callback = CBNNCallback.paper(directory, **options)
     train = callback.weighted(
         x, y, sample_weight=sample_weight, batch_size=batch_size, seed=1
     )

@@ -19,6 +19,7 @@ from cbnn_keras.ensemble.members import (
 )
 from cbnn_keras.ensemble.voting import checked_priors
 from cbnn_keras.runs.directory import RunDirectory
+from cbnn_keras.runs.run import Run
 from cbnn_keras.support import arguments
 from cbnn_keras.support.console import Reporter
 
@@ -57,6 +58,8 @@ class CheckpointEnsemble(Members):
         directory: str | os.PathLike[str],
         model: keras.Model | None = None,
         cache_bytes: int = CACHE_BYTES,
+        *,
+        members: str = "trusted",
     ) -> "CheckpointEnsemble":
         """Opens a run directory after checking every file against its hash.
 
@@ -67,6 +70,9 @@ class CheckpointEnsemble(Members):
             cache_bytes: How much of the members is kept in memory once it was
                 read. Defaults to 1 GB (2**30 bytes); 0 reads the disk in every
                 call.
+            members: `"trusted"`, those whose training likelihood is near that
+                of the last one (all, in a run of `CBNNCallback.paper` or of a
+                baseline), or `"all"`.
 
         Raises:
             ValueError: If the directory is not a run, or a file is damaged.
@@ -83,7 +89,7 @@ class CheckpointEnsemble(Members):
                 "CheckpointEnsemble.load(model=...): the model has no weights "
                 "yet. Build it first: call it on a batch of data."
             )
-        return cls(run, model, cache_bytes=room)
+        return cls(run, model, voting_members(run, members), room)
 
     def predict(
         self,
@@ -253,6 +259,24 @@ class CheckpointEnsemble(Members):
             if priors is not None:
                 average = imbalance.threshold(average, priors)
             yield average.astype(np.float32)
+
+
+def voting_members(run: Run, members: str) -> list[int]:
+    """The steps of the members that a user asks for.
+
+    Args:
+        run: The run that they are of.
+        members: `"trusted"` or `"all"`.
+
+    Raises:
+        ValueError: If it is neither.
+    """
+    if members not in ("trusted", "all"):
+        raise ValueError(
+            f"members={members!r}: must be 'trusted' or 'all'; `select` and "
+            "`take` choose among them."
+        )
+    return run.voters if members == "trusted" else list(run.members)
 
 
 class ModelNeededError(ValueError):

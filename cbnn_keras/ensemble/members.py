@@ -26,7 +26,8 @@ class Members:
     Args:
         run: The run that the members are of.
         model: What they are loaded into; it gets its own weights back.
-        steps: The steps of the members, in order. Defaults to all.
+        steps: The steps of the members, in order. Defaults to those that the
+            run trusts.
         cache_bytes: How much of them is kept in memory once it was read.
 
     Attributes:
@@ -44,7 +45,7 @@ class Members:
         steps: list[int] | None = None,
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
-        self._steps = list(run.members) if steps is None else steps
+        self._steps = run.voters if steps is None else steps
         if not self._steps:
             raise ValueError(
                 "The run has no members yet: training ended before the first "

@@ -64,7 +64,8 @@ class Settings:
             "updates_from_first": isinstance(self.policy, BoostingFromFirst),
         }
         marks = {name: True for name, is_set in marks.items() if is_set}
-        return {**given, **vars(self.policy), **marks, **self.own}
+        policy = {k: v for k, v in vars(self.policy).items() if v is not None}
+        return {**given, **policy, **marks, **self.own}
 
     @classmethod
     def from_json(cls, content: Any, wrong: list[str]) -> "Settings":
@@ -81,7 +82,9 @@ class Settings:
         wrong += [
             f"settings.{name}"
             for name, value in vars(policy).items()
-            if not _fits(value, float)
+            if not (
+                _fits(value, float) or name == "trusted_ratio" and not value
+            )
         ]
         known = {*_COMMON_SETTINGS, *_POLICY_SETTINGS}
         return cls(
@@ -103,6 +106,7 @@ _COMMON_SETTINGS = {
 _POLICY_SETTINGS = (
     "deviation_rate",
     "expected_error",
+    "trusted_ratio",
     "equal_votes",
     "updates_from_first",
 )
@@ -115,7 +119,7 @@ def _policy_from_json(content: Json) -> Policy:
     if content.get("updates_from_first"):
         return BoostingFromFirst(rate)
     error: Any = content.get("expected_error")
-    return Boosting(rate, error)
+    return Boosting(rate, error, content.get("trusted_ratio"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,6 +53,20 @@ class Run(abc.ABC):
         """Whether theorem 1 speaks of this method: CBNN's own updates."""
         return self.header.settings.policy.has_bound
 
+    @property
+    def voters(self) -> list[int]:
+        """The steps of the members that vote unless all are asked for."""
+        rounds = [self.round_at(step) for step in self.members]
+        ratio = self.header.settings.policy.trusted_ratio
+        found = [record.negative_log_likelihood for record in rounds]
+        known = [value for value in found if value is not None]
+        if ratio is None or not rounds or len(known) < len(found):
+            return list(self.members)
+        is_trusted = boosting.trusted(known, ratio)
+        return [
+            s for s, yes in zip(self.members, is_trusted, strict=True) if yes
+        ]
+
     def records(self) -> list[Json]:
         """What each round left, as dicts of their own."""
         return [record.to_json() for record in self.rounds]

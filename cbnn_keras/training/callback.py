@@ -9,6 +9,7 @@ import numpy as np
 
 from cbnn_keras import boosting, schedules
 from cbnn_keras.boosting_policies import Boosting
+from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.support import arguments
 from cbnn_keras.training.checkpointing import CheckpointCallback
 from cbnn_keras.training.plan import (
@@ -21,6 +22,9 @@ from cbnn_keras.training.task import Task
 
 # The horizon of an averaged member, as a share of its cycle or of the run.
 DEFAULT_HORIZON = 0.05
+# How much worse in training likelihood than the last member one may be to vote.
+_TRUSTED_RATIO = 1.25
+_DEFAULT_RATE = 0.01  # eta, the paper's
 
 
 class CBNNCallback(CheckpointCallback):
@@ -53,6 +57,9 @@ class CBNNCallback(CheckpointCallback):
         total_steps: T, needed only where `fit` cannot know its steps.
         deviation_rate: eta, how fast weights change; 0 leaves training as it
             would be without. Defaults to 0.01, the paper's choice.
+        largest_ratio: R instead of eta: about how many times the weight of an
+            easy sample a hard one can have in the end, if checkpoints are as
+            good as `expected_error` says.
         expected_error: Training error expected of the final model, below
             1 - 1/k: with eta it limits the number of checkpoints (the stop rule
             of the paper). Defaults to 0.05.
@@ -60,7 +67,10 @@ class CBNNCallback(CheckpointCallback):
             statistics of BatchNorm recomputed for it, and not the model at its
             checkpoint; or the horizon of the average as a share of the run (of
             a cycle, with `restarts`). Training is the same, bit for bit.
-            True stands for 0.05.
+            True, the default, stands for 0.05.
+        members: Which members vote unless asked otherwise: `"trusted"`, the
+            default, those whose training likelihood is near that of the last
+            one (see `boosting.trusted`), or `"all"`.
         restarts: K, from 2: the run becomes K cycles, and the model starts anew
             in each. For runs that are longer than the model needs to fit its
             training set; see `advice`.
@@ -114,9 +124,11 @@ class CBNNCallback(CheckpointCallback):
         num_checkpoints: int | None = None,
         interval: int | None = None,
         total_steps: int | None = None,
-        deviation_rate: float = 0.01,
+        deviation_rate: float | None = None,
+        largest_ratio: float | None = None,
         expected_error: float = 0.05,
-        average: bool | float = False,
+        average: bool | float | None = None,
+        members: str | None = None,
         restarts: int | None = None,
         keep: float = 0.0,
         restart_from: str = "fresh",
@@ -150,10 +162,16 @@ class CBNNCallback(CheckpointCallback):
             overwrite=overwrite,
         )
         self.interval = self._optional_integer("interval", interval)
+        if deviation_rate is not None and largest_ratio is not None:
+            raise ValueError(
+                f"CBNNCallback(deviation_rate={deviation_rate}, largest_ratio="
+                f"{largest_ratio}): give one of them, not both."
+            )
+        self.largest_ratio = _checked_ratio(largest_ratio)
         self.deviation_rate = arguments.number(
             "CBNNCallback",
             "deviation_rate",
-            deviation_rate,
+            _DEFAULT_RATE if deviation_rate is None else deviation_rate,
             at_least=0,
             allowed="a number of at least 0; the paper uses 0.01",
         )
@@ -166,7 +184,10 @@ class CBNNCallback(CheckpointCallback):
             allowed="a number between 0 and 1, below 1 - 1/k for k classes; "
             "the default is 0.05",
         )
-        self.horizon = _checked_horizon(average)
+        self._average = average
+        self._members = _checked_members(members)
+        self.horizon = _checked_horizon(True if average is None else average)
+        self.trusted_ratio = None if members == "all" else _TRUSTED_RATIO
         self.restarts = (
             None
             if restarts is None
@@ -178,6 +199,26 @@ class CBNNCallback(CheckpointCallback):
             "CBNNCallback", keep, restart_from, head
         )
         self.learning_rate = _checked_rate(learning_rate)
+        self._num_classes: int | None = None  # known when `fit` begins
+
+    @classmethod
+    def paper(
+        cls, directory: str | os.PathLike[str] | None = None, **options: Any
+    ) -> "CBNNCallback":
+        """Algorithm 1 and the final classifier of the paper, exactly.
+
+        Members are the model at its checkpoints, all of them vote by lambda,
+        and eta is 0.01 unless another `deviation_rate` is given. Takes the
+        arguments of the class but `average`, `members`, `largest_ratio` and
+        those of restarts.
+        """
+        return cls(directory, average=False, members="all", **options)
+
+    def _adopt(self, settings: Settings) -> None:
+        if self._average is None:
+            self.horizon = settings.own.get("average")
+        if self._members is None:
+            self.trusted_ratio = settings.policy.trusted_ratio
 
     def _check_task(self, task: Task) -> None:
         num_classes = task.classifier.num_classes
@@ -187,6 +228,18 @@ class CBNNCallback(CheckpointCallback):
                 f"below {1 - 1 / num_classes:.4g}, the error of guessing one "
                 f"of {num_classes} classes."
             )
+        self._num_classes = num_classes
+
+    def _rate(self, num_checkpoints: int) -> float:
+        """eta, as given or from the largest ratio."""
+        if self.largest_ratio is None or self._num_classes is None:
+            return self.deviation_rate
+        return boosting.rate_of_ratio(
+            self.largest_ratio,
+            num_checkpoints,
+            self.expected_error,
+            self._num_classes,
+        )
 
     def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
         if self.restarts is None:
@@ -214,7 +267,9 @@ class CBNNCallback(CheckpointCallback):
             )
         return Plan(
             steps,
-            Boosting(self.deviation_rate, self.expected_error),
+            Boosting(
+                self._rate(len(steps)), self.expected_error, self.trusted_ratio
+            ),
             settings,
             rate,
             None if self.restarts is None else Restarting(self.new_starts),
@@ -235,6 +290,27 @@ def _checked_horizon(average: Any) -> float | None:
         below=1,
         allowed="True, False, or a share of the run between 0 and 1",
     )
+
+
+def _checked_ratio(ratio: Any) -> float | None:
+    if ratio is None:
+        return None
+    return arguments.number(
+        "CBNNCallback",
+        "largest_ratio",
+        ratio,
+        at_least=1,
+        below=1e6,
+        allowed="a number of at least 1 and below a million",
+    )
+
+
+def _checked_members(members: Any) -> str | None:
+    if members not in (None, "trusted", "all"):
+        raise ValueError(
+            f"CBNNCallback(members={members!r}): must be 'trusted' or 'all'."
+        )
+    return members
 
 
 def _checked_rate(learning_rate: Any) -> str | None:

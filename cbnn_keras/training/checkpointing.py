@@ -23,8 +23,13 @@ from cbnn_keras.data.pipelines import (
     weighted_pipeline,
 )
 from cbnn_keras.data.sample_weights import SampleWeights
-from cbnn_keras.ensemble import CheckpointEnsemble
-from cbnn_keras.runs.directory import check_available, holds_run
+from cbnn_keras.ensemble.ensemble import CheckpointEnsemble, voting_members
+from cbnn_keras.runs.directory import (
+    RunDirectory,
+    check_available,
+    holds_run,
+)
+from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.runs.run import Run
 from cbnn_keras.support import arguments
 from cbnn_keras.support.aliases import Json, Logs
@@ -86,6 +91,9 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
     def _make_plan(
         self, total_steps: int, steps_per_epoch: int | None
     ) -> Plan: ...
+
+    def _adopt(self, settings: Settings) -> None:
+        """Takes what the user left open from the run that is resumed."""
 
     def _check_task(self, task: Task) -> None:
         """Raises a `ValueError` if the method does not go with the task."""
@@ -174,9 +182,16 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         """How many steps of the run were made."""
         return 0 if self._course is None else self._course.step
 
-    def ensemble(self) -> CheckpointEnsemble:
-        """The members so far, as an ensemble around the trained model."""
-        return CheckpointEnsemble(self.run, self.model)
+    def ensemble(self, members: str = "trusted") -> CheckpointEnsemble:
+        """The members so far, as an ensemble around the trained model.
+
+        Args:
+            members: `"trusted"`, those whose training likelihood is near that
+                of the last one, or `"all"`; the same for methods that trust
+                all of them, as `CBNNCallback.paper` does.
+        """
+        steps = voting_members(self.run, members)
+        return CheckpointEnsemble(self.run, self.model, steps)
 
     # Hooks, in the order in which Keras calls them.
 
@@ -197,6 +212,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         # Not before here: a `fit` that is refused leaves the last one's result.
         self._fit, self._course = fit, None
         if self.resume and self.directory and holds_run(self.directory):
+            self._adopt(RunDirectory.open(self.directory).header.settings)
             self._course = self._beginning().resume(fit, self.directory)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:

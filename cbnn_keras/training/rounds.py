@@ -60,10 +60,12 @@ class Rounds:
 
     def _replay_accuracy(self, accuracy: RunningAccuracy) -> None:
         """Lets the members of a run that is resumed predict once more."""
-        ensemble = CheckpointEnsemble(self.run, self._task.model)
+        ensemble = CheckpointEnsemble(
+            self.run, self._task.model, list(self.run.members)
+        )
         for record in ensemble.rounds:
             with ensemble.member(record.step) as model:
-                accuracy.add_member(model, record.vote)
+                accuracy.add_member(model, record)
 
     @property
     def last_step(self) -> int:
@@ -107,7 +109,7 @@ class Rounds:
                 record, correct, model if stage.is_member else None
             )
             if self._accuracy is not None and stage.is_member:
-                self._accuracy.add_member(model, stage.vote)
+                self._accuracy.add_member(model, record)
         weights.assign(self._booster.distribution)
         self._tell(record)
         return True
@@ -176,11 +178,10 @@ class Rounds:
         return ""
 
     def _accuracy_at(self, accuracy: RunningAccuracy, step: int) -> float:
-        members = self.run.members
+        members, voters = self.run.members, self.run.voters
         if members and members[-1] == step:
-            return accuracy.accuracy()
-        last_vote = self.run.round_at(members[-1]).vote if members else 1.0
-        return accuracy.accuracy_with(self._task.model, last_vote)
+            return accuracy.accuracy(voters)
+        return accuracy.accuracy_with(voters, self._task.model)
 
     def _tell(self, record: Round) -> None:
         error = f"weighted error {record.error:.4f}"

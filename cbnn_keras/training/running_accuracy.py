@@ -9,6 +9,7 @@ import tensorflow as tf
 from cbnn_keras import metrics
 from cbnn_keras.data.labelled import as_pair, split_labels
 from cbnn_keras.models.classifier import Classifier
+from cbnn_keras.runs.manifest import Round
 
 
 class RunningAccuracy:
@@ -26,19 +27,28 @@ class RunningAccuracy:
         self._inputs, self._labels = split_labels(classifier, *as_pair(data))
         self._classifier = classifier
         self._batch_size = batch_size
-        self._mean = metrics.RunningMean()
+        self._votes: dict[int, float] = {}
+        self._members: dict[int, np.ndarray] = {}
 
-    def add_member(self, model: keras.Model, vote: float) -> None:
+    def add_member(self, model: keras.Model, record: Round) -> None:
         """Takes a member in."""
-        self._mean.add(self._predict(model), vote)
+        self._votes[record.step] = record.vote
+        self._members[record.step] = self._predict(model)
 
-    def accuracy(self) -> float:
-        """The accuracy of the members so far."""
-        return metrics.accuracy(self._mean.value, self._labels)
+    def accuracy(self, voters: list[int]) -> float:
+        """The accuracy of the members of these steps."""
+        votes = [self._votes[step] for step in voters]
+        return self._accuracy([self._members[s] for s in voters], votes)
 
-    def accuracy_with(self, model: keras.Model, vote: float) -> float:
-        """The accuracy of the members together with a model of this vote."""
-        mean = self._mean.value_with(self._predict(model), vote)
+    def accuracy_with(self, voters: list[int], model: keras.Model) -> float:
+        """Their accuracy together with a model that votes as the last one."""
+        votes = [self._votes[step] for step in voters] or [1.0]
+        members = [self._members[step] for step in voters]
+        votes += votes[-1:] if members else []
+        return self._accuracy([*members, self._predict(model)], votes)
+
+    def _accuracy(self, members: list[np.ndarray], votes: list[float]) -> float:
+        mean = metrics.weighted_mean(np.stack(members), votes)
         return metrics.accuracy(mean, self._labels)
 
     def _predict(self, model: keras.Model) -> np.ndarray:

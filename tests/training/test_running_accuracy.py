@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers import blobs, dense_model, memory_ensemble
+from helpers import blobs, dense_model, memory_ensemble, round_at
 from sklearn.metrics import accuracy_score
 
 from cbnn_keras.models.classifier import Classifier
@@ -18,18 +18,24 @@ def test_growing_ensemble_is_judged_as_the_finished_one():
         accuracy_score(Y, stage.argmax(axis=1))
         for stage in ensemble.staged_predict(X, verbose=0)
     ]
+    members = list(ensemble.member_probabilities(X, verbose=0))
+    blend = members[0] + 2 * members[1] + 2 * members[2]
+    with_two = accuracy_score(Y, blend.argmax(axis=1))
     found = []
     for step, vote in zip((1, 2), (1.0, 2.0), strict=True):
         with ensemble.member(step) as model:
-            accuracy.add_member(model, vote)
-        found.append(accuracy.accuracy())
+            accuracy.add_member(model, round_at(step, vote))
+        found.append(accuracy.accuracy(list(range(1, step + 1))))
     # The third is asked about and not taken in.
     with ensemble.member(3) as model:
         for _ in range(2):
-            assert accuracy.accuracy_with(model, 4.0) == expected[2]
-        assert accuracy.accuracy() == expected[1]
-        accuracy.add_member(model, 4.0)
-    assert [*found, accuracy.accuracy()] == expected
+            # With the vote of the last one.
+            assert accuracy.accuracy_with([1, 2], model) == with_two
+        assert accuracy.accuracy([1, 2]) == expected[1]
+        accuracy.add_member(model, round_at(3, 4.0))
+    assert [*found, accuracy.accuracy([1, 2, 3])] == expected
+    alone = accuracy_score(Y, members[1].argmax(axis=1))
+    assert accuracy.accuracy([2]) == alone
 
 
 def test_data_that_do_not_fit_are_refused():
