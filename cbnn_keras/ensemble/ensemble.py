@@ -10,7 +10,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cbnn_keras import imbalance, metrics
-from cbnn_keras.data.labelled import as_pair, split_labels
+from cbnn_keras.data.labelled import (
+    as_pair,
+    check_same_length,
+    split_labels,
+)
 from cbnn_keras.ensemble import merging, selection
 from cbnn_keras.ensemble.members import (
     CACHE_BYTES,
@@ -115,6 +119,7 @@ class CheckpointEnsemble(Members):
         priors = checked_priors(voting, priors, self.classifier)
         inputs = readable_inputs(x)
         mean = metrics.RunningMean()
+        length = None
         with self._lender.lent() as load:
             for step, vote in Reporter(verbose).track(
                 zip(self._steps, self.votes, strict=True),
@@ -122,6 +127,8 @@ class CheckpointEnsemble(Members):
                 "members predict",
             ):
                 found = self.classifier.predict(load(step), inputs, batch_size)
+                length = len(found) if length is None else length
+                check_same_length("The inputs", length, len(found))
                 if voting == "hard":
                     found = metrics.one_hot_votes(found)
                 average = mean.add(found, vote)
@@ -160,8 +167,9 @@ class CheckpointEnsemble(Members):
         Returns:
             `{"accuracy": ..., "negative_log_likelihood": ...}`
         """
-        inputs, labels = split_labels(self.classifier, x, y)
+        inputs, labels = split_labels(self.classifier, x, y, "evaluate()")
         found = self.predict(inputs, **options)
+        check_same_length("evaluate()", len(labels), len(found))
         return {
             "accuracy": metrics.accuracy(found, labels),
             "negative_log_likelihood": metrics.negative_log_likelihood(
@@ -202,13 +210,15 @@ class CheckpointEnsemble(Members):
             wanted = min(arguments.integer("select", "num", num), len(self))
             positions = selection.equally_spaced(len(self), wanted)
         else:
+            name = "select(validation_data=...)"
             inputs, labels = split_labels(
-                self.classifier, *as_pair(validation_data)
+                self.classifier, *as_pair(validation_data), name
             )
-            outputs = self.member_probabilities(inputs, batch_size, verbose)
-            positions = selection.greedy(
-                np.stack(list(outputs)), self.votes, labels
+            outputs = np.stack(
+                list(self.member_probabilities(inputs, batch_size, verbose))
             )
+            check_same_length(name, len(labels), outputs.shape[1])
+            positions = selection.greedy(outputs, self.votes, labels)
         return self._with([self._steps[position] for position in positions])
 
     def as_model(

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cbnn_keras.data.labelled import check_same_length, empty
 from cbnn_keras.models import copying
 from cbnn_keras.models.state import generators_kept
 from cbnn_keras.runs.directory import RunDirectory
@@ -150,10 +151,13 @@ class Members:
         steps = Reporter(verbose).track(
             self._steps, len(self._steps), "members predict"
         )
+        length = None
         for step in steps:
             # Before each `yield`: what comes next may well use the model.
             with self._lender.lent() as load:
                 found = self.classifier.predict(load(step), x, batch_size)
+            length = len(found) if length is None else length
+            check_same_length("The inputs", length, len(found))
             yield found
 
 
@@ -206,7 +210,8 @@ def readable_inputs(x: Any) -> Any:
     """Inputs in the form in which Keras reads them, pass after pass.
 
     Raises:
-        ValueError: For a generator, which can be read only once.
+        ValueError: For a generator, which can be read only once, and for
+            inputs without a sample.
     """
     if hasattr(x, "__next__"):
         raise ValueError(
@@ -214,7 +219,13 @@ def readable_inputs(x: Any) -> Any:
             "in a pass of its own. Give arrays or a tf.data.Dataset."
         )
     if isinstance(x, tf.data.Dataset):
+        if _is_empty(x):
+            raise empty("The inputs")
         return x
+    arrays = keras.tree.flatten(x)
+    sizes = [tuple(getattr(array, "shape", ()))[:1] for array in arrays]
+    if not arrays or (0,) in sizes:
+        raise empty("The inputs")
     # Texts as objects, which is how Keras knows them.
     return keras.tree.map_structure(
         lambda array: (
@@ -224,3 +235,10 @@ def readable_inputs(x: Any) -> Any:
         ),
         x,
     )
+
+
+def _is_empty(dataset: tf.data.Dataset) -> bool:
+    num_batches = int(dataset.cardinality())
+    if num_batches == tf.data.UNKNOWN_CARDINALITY:
+        return not any(True for _ in dataset.take(1))
+    return num_batches == 0
