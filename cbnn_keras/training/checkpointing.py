@@ -198,6 +198,8 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         self._fit, self._course = fit, None
         if self.resume and self.directory and holds_run(self.directory):
             self._course = self._beginning().resume(fit, self.directory)
+        if self.directory:
+            fit.watch_for_preemption(self.directory)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         if self._fit is None:
@@ -209,6 +211,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
             # State of the epoch before, and not at its end: callbacks after
             # this one still change things there, such as the learning rate.
             self._course.save_state(epoch - 1)
+            self._fit.end_if_preempted(self._course)
         self._fit.begin_epoch(self._course, epoch)
 
     def on_train_batch_begin(
@@ -228,8 +231,9 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
     def on_train_end(self, logs: Logs | None = None) -> None:
         if self._fit:
             self._fit.end()
-        if self._course:  # or there was no epoch to train
+        if self._fit and self._course:  # or there was no epoch to train
             self._course.finish()
+            self._fit.end_if_preempted(self._course)
 
     # What the constructor checks, and what the hooks need.
 

@@ -98,7 +98,9 @@ class Beginning:
             f"{state.epoch}, step {state.step}; members so far: "
             f"{len(run.members)}."
         )
-        return self._course(fit, plan, run, step=state.step)
+        return self._course(
+            fit, plan, run, step=state.step, num_kept=state.epoch
+        )
 
     def _reopen(self, fit: Fit, plan: Plan, run: RunDirectory) -> Course:
         run.load_member(run.members[-1], fit.task.model)
