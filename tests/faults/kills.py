@@ -26,12 +26,14 @@ class Kills:
 
     Attributes:
         kinds: The kinds of kills, by name.
+        whole: The files of a run that nobody interrupted, by name.
+        train_seconds: How long that run took.
         num_killed: How many processes were killed.
     """
 
     def __init__(self, processes, folder, chance):
         self._processes = processes
-        self._folder = folder
+        self.folder = folder
         self._chance = chance
         self._num = 0
         self.num_killed = 0
@@ -53,13 +55,14 @@ class Kills:
         first = self._succeed("train", self._whole)
         self._reference["train"] = first
         self._processes.run("train", self._half, fatal=first.num_calls // 2)
-        resumed = self._folder / "resumed"
+        resumed = self.folder / "resumed"
         shutil.copytree(self._half, resumed)
         self._reference["resume"] = self._succeed("train", resumed)
         for work in ("save", "saved_model", "onnx"):
-            target = self._folder / f"whole-{work}"
+            target = self.folder / f"whole-{work}"
             self._reference[work] = self._succeed(work, self._whole, target)
         self.whole = contents(self._whole)
+        self.train_seconds = self._reference["train"].seconds
 
     def _succeed(self, *work):
         ended = self._processes.run(*work)
@@ -97,7 +100,7 @@ class Kills:
     def save(self):
         """`ensemble.save` leaves nothing or all of it."""
         path = self._new()
-        whole = contents(self._folder / "whole-save")
+        whole = contents(self.folder / "whole-save")
         self._kill_at_a_call("save", self._reference["save"], self._whole, path)
         found = contents(path)
         wrong = {DAMAGED} if found not in (None, {}, whole) else set()
@@ -112,7 +115,7 @@ class Kills:
     def saved_model(self):
         """The version is there or not, and the one before it stays."""
         path = self._new()
-        shutil.copytree(self._folder / "whole-saved_model" / "1", path / "1")
+        shutil.copytree(self.folder / "whole-saved_model" / "1", path / "1")
         before = contents(path / "1")
         self._kill_somehow("saved_model", self._whole, path)
         wrong = set() if contents(path / "1") == before else {LOST}
@@ -129,7 +132,7 @@ class Kills:
     def onnx(self):
         """The file is the old one or the new one."""
         path = self._new().with_suffix(".onnx")
-        old, new = b"old", (self._folder / "whole-onnx").read_bytes()
+        old, new = b"old", (self.folder / "whole-onnx").read_bytes()
         path.write_bytes(old)
         self._kill_somehow("onnx", self._whole, path)
         wrong = set()
@@ -148,7 +151,7 @@ class Kills:
 
     def _new(self):
         self._num += 1
-        return self._folder / f"killed-{self._num}"
+        return self.folder / f"killed-{self._num}"
 
     def _kill_at_a_call(self, work, reference, *arguments):
         fatal = self._chance.randint(1, reference.num_calls)
@@ -177,7 +180,7 @@ class Kills:
 
     def _wrong_saved_model(self, path):
         names = {file.name for file in path.rglob("*")}
-        whole = self._folder / "whole-saved_model" / "1"
+        whole = self.folder / "whole-saved_model" / "1"
         if names != {file.name for file in whole.rglob("*")}:
             return {DAMAGED}
         ended = self._processes.run("check_saved_model", self._whole, path)
