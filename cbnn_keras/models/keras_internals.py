@@ -113,6 +113,22 @@ def watched_moments(
             vars(layer).pop("_moments", None)
 
 
+def declared_shape(initial_value: Any) -> tuple[int, ...] | None:
+    """The shape of a weight that is about to be made, before it has a value.
+
+    Args:
+        initial_value: What Keras gives TensorFlow for a variable: a function
+            that makes the value and knows the weight that it is for.
+
+    Returns:
+        None if it is not such a function.
+    """
+    for cell in getattr(initial_value, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, keras.Variable):
+            return tuple(cell.cell_contents.shape)
+    return None
+
+
 def initial_epoch(model: keras.Model) -> int | None:
     """The epoch that `fit` begins with whatever it is told, if any."""
     return model._initial_epoch
