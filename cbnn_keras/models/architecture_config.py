@@ -9,12 +9,12 @@ relies on checks of Keras, which differ between its versions.
 
 import inspect
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 
+from cbnn_keras.models import keras_internals
 from cbnn_keras.support.aliases import Json
 
 CustomObjects = Mapping[str, Any]
@@ -32,7 +32,6 @@ _PUBLIC = {
     "keras.random": keras.random,
     "keras.quantizers": keras.quantizers,
 }
-_PRIVATE = "keras.src."  # operations, and layers of keras.applications
 _PARTS = (
     keras.Operation,  # layers and models too
     keras.initializers.Initializer,
@@ -300,15 +299,7 @@ def _full_name(module: Any, name: str) -> str:
 
 def _is_part_of_models(module: str, name: str) -> bool:
     if module in _PUBLIC:
-        return _is_subclass(getattr(_PUBLIC[module], name, None), _PARTS)
-    # What is not imported yet stays so; nor is anything reached through a
-    # module that has only imported it.
-    owner = sys.modules.get(module) if module.startswith(_PRIVATE) else None
-    found = vars(owner).get(name) if owner else None
-    return (
-        _is_subclass(found, (keras.Operation,)) and found.__module__ == module
-    )
-
-
-def _is_subclass(found: Any, bases: tuple[type, ...]) -> bool:
-    return inspect.isclass(found) and issubclass(found, bases)
+        found = getattr(_PUBLIC[module], name, None)
+        return inspect.isclass(found) and issubclass(found, _PARTS)
+    # Operations, and layers of keras.applications.
+    return keras_internals.private_operation(module, name) is not None

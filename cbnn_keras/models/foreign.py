@@ -107,7 +107,8 @@ class Foreign:
             if budget.is_exceeded:
                 raise too_large from None
             raise RebuildError(
-                f"Keras cannot make a model of {path}: {shortened(error)}"
+                f"Keras cannot make a model of {path} ({_reason(error)}). "
+                "Perhaps another version of Keras wrote it."
             ) from error
         if budget.is_exceeded:
             raise too_large
@@ -137,10 +138,11 @@ class _Budget:
         value, dtype = options.get("initial_value"), options.get("dtype")
         shape = keras_internals.declared_shape(value)
         if shape is None:  # a variable of TensorFlow's own
-            with tf.Graph().as_default():
-                made = tf.convert_to_tensor(
-                    value() if callable(value) else value
-                )
+            made = (
+                _without_memory(value)
+                if callable(value)
+                else tf.convert_to_tensor(value)
+            )
             shape, dtype = tuple(made.shape), dtype or made.dtype
         self._bytes += math.prod(shape) * _item_bytes(dtype)
         self._check(self._bytes)
@@ -163,8 +165,19 @@ class _Budget:
             raise MemoryError(f"{num_bytes:,} bytes")
 
 
+def _without_memory(make: Callable[[], Any]) -> Any:
+    with tf.Graph().as_default():
+        return tf.convert_to_tensor(make())
+
+
 def _item_bytes(dtype: Any) -> int:
     return tf.as_dtype(dtype).size or 8  # texts have no size
+
+
+def _reason(error: Exception) -> str:
+    # Keras quotes the whole architecture in front of what was wrong.
+    _, _, reason = str(error).rpartition("Exception encountered: ")
+    return shortened(Exception(reason) if reason else error)
 
 
 def _config(text: bytes) -> Json:

@@ -6,7 +6,9 @@ broke.
 """
 
 import contextlib
+import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +21,19 @@ Moments = list[tuple[Any, Any]]
 def layers_within(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """The layer itself and all layers within it, however deep."""
     return list(layer._flatten_layers())
+
+
+def private_operation(module: str, name: str) -> type | None:
+    """A layer or operation that Keras has no public name for.
+
+    Nothing is imported, and only the module that defines it has it.
+    """
+    is_private = module.startswith("keras.src.")
+    owner = sys.modules.get(module) if is_private else None
+    found = vars(owner).get(name) if owner else None
+    is_own = getattr(found, "__module__", None) == module
+    is_class = inspect.isclass(found) and issubclass(found, keras.Operation)
+    return found if is_own and is_class else None
 
 
 def is_plain_graph(operation: Any) -> bool:
