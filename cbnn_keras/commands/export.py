@@ -17,7 +17,8 @@ from cbnn_keras.models import copying
 _READERS = {
     "priors": load_priors,
     "class_names": read_lines,
-    "preprocess": copying.load_architecture,
+    # A link that the user names is the user's own.
+    "preprocess": lambda path: copying.load_architecture(path.resolve()),
 }
 
 

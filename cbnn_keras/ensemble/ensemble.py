@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypedDict, Unpack
 
 import keras
@@ -22,9 +22,11 @@ from cbnn_keras.ensemble.members import (
     readable_inputs,
 )
 from cbnn_keras.ensemble.voting import checked_priors
+from cbnn_keras.models.foreign import MAX_BYTES, Foreign, RebuildError
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.support import arguments
 from cbnn_keras.support.console import Reporter
+from cbnn_keras.support.faults import RunError
 
 
 class PredictOptions(TypedDict, total=False):
@@ -61,8 +63,16 @@ class CheckpointEnsemble(Members):
         directory: str | os.PathLike[str],
         model: keras.Model | None = None,
         cache_bytes: int = CACHE_BYTES,
+        *,
+        custom_objects: Mapping[str, Any] | None = None,
+        max_bytes: int = MAX_BYTES,
     ) -> "CheckpointEnsemble":
         """Opens a run directory after checking every file against its hash.
+
+        The directory may be from someone else: nothing in it is run as code,
+        and nothing is taken into memory that is larger than `max_bytes`. A
+        model that is read from the directory stays under these rules in every
+        copy that is made of it, as `as_model` and exports do.
 
         Args:
             directory: What `CBNNCallback` or `save` was given.
@@ -71,17 +81,31 @@ class CheckpointEnsemble(Members):
             cache_bytes: How much of the members is kept in memory once it was
                 read. Defaults to 1 GB (2**30 bytes); 0 reads the disk in every
                 call.
+            custom_objects: Your own classes and functions that the
+                architecture may name, `{name: class}`. What is registered with
+                `@keras.saving.register_keras_serializable()` need not be here.
+            max_bytes: How much memory the model may take. Defaults to 4 GB
+                (`4 * 2**30` bytes).
 
         Raises:
-            ValueError: If the directory is not a run, or a file is damaged.
+            RunError: If the directory is not a run, or something is wrong with
+                a file. A `ValueError`.
+            ModelNeededError: If the model cannot be built without your code.
         """
         room = arguments.integer(
             "CheckpointEnsemble.load", "cache_bytes", cache_bytes, at_least=0
         )
+        foreign = Foreign(
+            _checked_objects(custom_objects),
+            arguments.integer(
+                "CheckpointEnsemble.load", "max_bytes", max_bytes
+            ),
+        )
         run = RunDirectory.open(pathlib.Path(directory).absolute())
         run.verify()
         if model is None:
-            model = _load_model(run)
+            model = _load_model(run, foreign)
+            return cls(run, model, cache_bytes=room, foreign=foreign)
         if not model.built:
             raise ValueError(
                 "CheckpointEnsemble.load(model=...): the model has no weights "
@@ -265,11 +289,25 @@ class CheckpointEnsemble(Members):
             yield average.astype(np.float32)
 
 
-class ModelNeededError(ValueError):
+class ModelNeededError(RunError):
     """A run whose model cannot be built without the user's own code."""
 
 
-def _load_model(run: RunDirectory) -> keras.Model:
+def _checked_objects(custom_objects: Any) -> Mapping[str, Any]:
+    found = {} if custom_objects is None else custom_objects
+    if not isinstance(found, Mapping) or not all(
+        isinstance(name, str) and callable(value)
+        for name, value in found.items()
+    ):
+        raise ValueError(
+            f"CheckpointEnsemble.load(custom_objects={custom_objects!r}): "
+            "custom_objects must be a dict of classes and functions by name, "
+            "such as {'MyLayer': MyLayer}."
+        )
+    return found
+
+
+def _load_model(run: RunDirectory, foreign: Foreign) -> keras.Model:
     if not run.has_model:
         raise ModelNeededError(
             f"{run.path} holds no architecture, because the model is "
@@ -277,12 +315,34 @@ def _load_model(run: RunDirectory) -> keras.Model:
             "and pass it: CheckpointEnsemble.load(directory, model=model)."
         )
     try:
-        return run.load_model()
-    except (TypeError, ValueError) as error:
+        model = run.load_model(foreign)
+    except RebuildError as error:
         raise ModelNeededError(
-            f"The architecture in {run.path} cannot be rebuilt here. For a "
-            "model with classes of your own, import them and decorate them "
-            "with `@keras.saving.register_keras_serializable()`, or pass a "
-            "built model: CheckpointEnsemble.load(directory, model=model). "
-            f"Keras: {error}"
+            f"The architecture in {run.path} cannot be rebuilt here. {error} "
+            "Or pass a model that you built: "
+            "CheckpointEnsemble.load(directory, model=model)."
         ) from error
+    if not model.built:
+        raise RunError(
+            f"The architecture in {run.path} has no weights, because its model "
+            "was never called on data. Train again."
+        )
+    _check_outputs(run, model)
+    return model
+
+
+def _check_outputs(run: RunDirectory, model: keras.Model) -> None:
+    """Compares the outputs of a model, where it says them, with the manifest.
+
+    Members that do not fit would be refused later, but not all that fit
+    agree with what the manifest says of the classes.
+    """
+    classifier = run.header.classifier
+    expected = 1 if classifier.is_binary else classifier.num_classes
+    found = getattr(model, "output_shape", None)
+    if found is not None and tuple(found)[1:] != (expected,):
+        raise RunError(
+            f"The architecture in {run.path} has outputs of shape {found}, but "
+            f"the manifest speaks of {expected} for each sample. Restore the "
+            "files, or train again."
+        )

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from cbnn_keras.data.labelled import check_same_length, empty
 from cbnn_keras.models import copying
+from cbnn_keras.models.foreign import Foreign
 from cbnn_keras.models.state import generators_kept
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.run import Run
@@ -29,10 +30,13 @@ class Members:
         model: What they are loaded into; it gets its own weights back.
         steps: The steps of the members, in order. Defaults to all.
         cache_bytes: How much of them is kept in memory once it was read.
+        foreign: How the model was read from a file, if it was. None for a
+            model that the user made.
 
     Attributes:
         run: The run that the members are of.
         model: The model that members are loaded into.
+        foreign: As given: copies of the model are read in the same way.
         rounds: What each member's round left, in order of its step.
         votes: lambda of each member as computed, shape `(num_members,)`.
         classifier: How outputs of the model are read as probabilities.
@@ -44,6 +48,8 @@ class Members:
         model: keras.Model,
         steps: list[int] | None = None,
         cache_bytes: int = CACHE_BYTES,
+        *,
+        foreign: Foreign | None = None,
     ) -> None:
         self._steps = list(run.members) if steps is None else steps
         if not self._steps:
@@ -53,6 +59,7 @@ class Members:
             )
         self.run = run
         self.model = model
+        self.foreign = foreign
         self._lender = _Lender(run, model, cache_bytes)
         self.classifier = run.header.classifier
         self.rounds = [run.round_at(step) for step in self._steps]
@@ -101,7 +108,9 @@ class Members:
 
     def member_models(self) -> list[keras.Model]:
         """A copy of the model for each member, with its weights."""
-        members = copying.copies(self.model, len(self._steps))
+        members = copying.copies(
+            self.model, len(self._steps), foreign=self.foreign
+        )
         for step, member in zip(self._steps, members, strict=True):
             self.run.load_member(step, member)
         return members
@@ -114,9 +123,13 @@ class Members:
         """
         if copying.is_float32(self.model):
             return self
-        [model] = copying.copies(self.model, 1, in_float32=True)
+        [model] = copying.copies(
+            self.model, 1, in_float32=True, foreign=self.foreign
+        )
         room = self._lender.cache_bytes
-        return type(self)(self.run, model, self._steps, room)
+        return type(self)(
+            self.run, model, self._steps, room, foreign=self.foreign
+        )
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Writes a run directory with these members and the run's rounds.
@@ -141,7 +154,7 @@ class Members:
 
     def _with(self, steps: list[int]) -> Self:
         """Other members of the run, which were perhaps read already."""
-        other = type(self)(self.run, self.model, steps)
+        other = type(self)(self.run, self.model, steps, foreign=self.foreign)
         other._lender = self._lender
         return other
 

@@ -18,6 +18,7 @@ from typing import Any
 import keras
 
 from cbnn_keras.models import keras_internals
+from cbnn_keras.models.foreign import Foreign
 from cbnn_keras.support.aliases import Json
 
 
@@ -80,16 +81,18 @@ def unfinished_architecture(path: pathlib.Path) -> pathlib.Path:
 
 
 def load_architecture(
-    path: pathlib.Path, *, safe_mode: bool = True
+    path: pathlib.Path, foreign: Foreign | None = None
 ) -> keras.Model:
-    """Reads a `.keras` file, uncompiled, in Keras' safe mode by default."""
-    return keras.saving.load_model(
-        str(path), compile=False, safe_mode=safe_mode
-    )
+    """Reads a `.keras` file, uncompiled, as one that someone else made."""
+    return (foreign or Foreign()).load(path)
 
 
 def copies(
-    model: keras.Model, num: int, *, in_float32: bool = False
+    model: keras.Model,
+    num: int,
+    *,
+    in_float32: bool = False,
+    foreign: Foreign | None = None,
 ) -> list[keras.Model]:
     """Models of the same architecture with weights of their own.
 
@@ -98,6 +101,9 @@ def copies(
         num: How many.
         in_float32: Whether layers that compute in half precision shall do so
             in float32.
+        foreign: How the model was read, if it is from a file: the copies are
+            read in the same way. None for a model that was made in this
+            process, whose lambdas are the user's own.
 
     Raises:
         ValueError: If the model cannot be described or not be rebuilt from its
@@ -109,11 +115,9 @@ def copies(
             _save_architecture(
                 model, path, _with_float32 if in_float32 else bytes
             )
-            # Lambdas are safe here: they are in the model that we hold.
+            load = foreign.load if foreign else _load_own
             with _policy("float32") if in_float32 else contextlib.nullcontext():
-                return [
-                    load_architecture(path, safe_mode=False) for _ in range(num)
-                ]
+                return [load(path) for _ in range(num)]
         except (NotImplementedError, TypeError, ValueError) as error:
             raise ValueError(
                 f"Keras cannot copy {type(model).__name__}. Give the class a "
@@ -121,6 +125,10 @@ def copies(
                 "`@keras.saving.register_keras_serializable()`, or build the "
                 f"model from layers (Functional or Sequential). Keras: {error}"
             ) from error
+
+
+def _load_own(path: pathlib.Path) -> keras.Model:
+    return keras.saving.load_model(str(path), compile=False, safe_mode=False)
 
 
 @contextlib.contextmanager

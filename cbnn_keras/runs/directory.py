@@ -25,6 +25,7 @@ import numpy as np
 
 from cbnn_keras.models import copying
 from cbnn_keras.models import state as training_state
+from cbnn_keras.models.foreign import Foreign
 from cbnn_keras.runs.manifest import (
     MANIFEST,
     SUFFIXES,
@@ -140,9 +141,9 @@ class RunDirectory(Run):
             if not name.startswith("resume/"):
                 files.check_fingerprint(self.path / name, expected)
 
-    def load_model(self) -> keras.Model:
+    def load_model(self, foreign: Foreign | None = None) -> keras.Model:
         """The architecture, as a model with weights of its own."""
-        return copying.load_architecture(self.path / _MODEL)
+        return copying.load_architecture(self.path / _MODEL, foreign)
 
     def check_started_with(self, header: Header) -> None:
         """Raises a `ValueError` for a header that is not this run's."""

@@ -883,7 +883,9 @@ def test_class_that_is_not_known_is_asked_for(tmp_path):
     with pytest.raises(
         ValueError,
         match="^The architecture in .*run cannot be rebuilt here.*"
-        "register_keras_serializable.*Keras: ",
+        r"not known here: test_ensemble\.Local\. Import them.*"
+        r"register_keras_serializable.*custom_objects=\{'Local': Local\}\. Or "
+        r"pass a model that you built: .*load\(directory, model=model\)\.$",
     ):
         CheckpointEnsemble.load(tmp_path / "run")
     loaded = CheckpointEnsemble.load(tmp_path / "run", model=model)
