@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import warnings
 from collections.abc import Iterator
 from typing import Any, TypedDict, Unpack
 
@@ -83,7 +84,10 @@ class CheckpointEnsemble(Members):
                 "CheckpointEnsemble.load(model=...): the model has no weights "
                 "yet. Build it first: call it on a batch of data."
             )
-        return cls(run, model, cache_bytes=room)
+        ensemble = cls(run, model, cache_bytes=room)
+        if not run.is_finished:
+            _warn_of_unfinished(run)
+        return ensemble
 
     def predict(
         self,
@@ -253,6 +257,15 @@ class CheckpointEnsemble(Members):
             if priors is not None:
                 average = imbalance.threshold(average, priors)
             yield average.astype(np.float32)
+
+
+def _warn_of_unfinished(run: RunDirectory) -> None:
+    warnings.warn(
+        f"The run in {run.path} is not finished (rounds so far: "
+        f"{len(run.rounds)}, members: {len(run.members)}). Training can be "
+        "resumed with `resume=True`.",
+        stacklevel=3,
+    )
 
 
 class ModelNeededError(ValueError):
