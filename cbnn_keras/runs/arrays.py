@@ -1,8 +1,8 @@
 """Arrays in files of a run, judged before room is made for them.
 
 As `np.save` and `np.savez` write them, and nothing else that these formats
-allow: no pickles, no compression, no second header. What is wrong is a
-`ValueError`; whoever reads a file gives it the file's name.
+allow: no pickles, no compression, no second header. What is wrong raises
+whatever NumPy raises, or a `ValueError`; whoever reads a file names it.
 """
 
 import io
