@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, TypedDict, Unpack
 
@@ -84,8 +85,8 @@ class CheckpointEnsemble(Members):
             custom_objects: Your own classes and functions that the
                 architecture may name, `{name: class}`. What is registered with
                 `@keras.saving.register_keras_serializable()` need not be here.
-            max_bytes: How much memory the model may take. Defaults to 4 GB
-                (`4 * 2**30` bytes).
+            max_bytes: How much room the run and its model may take. Defaults
+                to 4 GB (`4 * 2**30` bytes).
 
         Raises:
             RunError: If the directory is not a run, or something is wrong with
@@ -101,17 +102,23 @@ class CheckpointEnsemble(Members):
                 "CheckpointEnsemble.load", "max_bytes", max_bytes
             ),
         )
-        run = RunDirectory.open(pathlib.Path(directory).absolute())
+        run = RunDirectory.open(
+            pathlib.Path(directory).absolute(), foreign.max_bytes
+        )
         run.verify()
         if model is None:
-            model = _load_model(run, foreign)
-            return cls(run, model, cache_bytes=room, foreign=foreign)
-        if not model.built:
+            made = _load_model(run, foreign)
+            ensemble = cls(run, made, cache_bytes=room, foreign=foreign)
+        elif not model.built:
             raise ValueError(
                 "CheckpointEnsemble.load(model=...): the model has no weights "
                 "yet. Build it first: call it on a batch of data."
             )
-        return cls(run, model, cache_bytes=room)
+        else:
+            ensemble = cls(run, model, cache_bytes=room)
+        if not run.is_finished:
+            _warn_of_unfinished(run)
+        return ensemble
 
     def predict(
         self,
@@ -287,6 +294,15 @@ class CheckpointEnsemble(Members):
             if priors is not None:
                 average = imbalance.threshold(average, priors)
             yield average.astype(np.float32)
+
+
+def _warn_of_unfinished(run: RunDirectory) -> None:
+    warnings.warn(
+        f"The run in {run.path} is not finished (rounds so far: "
+        f"{len(run.rounds)}, members: {len(run.members)}). Training can be "
+        "resumed with `resume=True`.",
+        stacklevel=3,
+    )
 
 
 class ModelNeededError(RunError):

@@ -16,6 +16,7 @@ from cbnn_keras.models.foreign import Foreign
 from cbnn_keras.models.state import generators_kept
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.run import Run
+from cbnn_keras.runs.saving import saved_whole
 from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.console import Reporter
 
@@ -134,23 +135,31 @@ class Members:
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Writes a run directory with these members and the run's rounds.
 
+        The directory appears as a whole: whatever happens meanwhile leaves all
+        of it or nothing, and it can be saved again.
+
+        Args:
+            directory: A new directory, or an empty one.
+
         Raises:
-            ValueError: If the directory already holds a run.
+            RunError: If the directory holds a run, or anything else.
+            OSError: If it cannot be written; says what to do.
         """
-        target = RunDirectory.create(
-            pathlib.Path(directory).absolute(),
-            self.run.header,
-            self.model,
-            own_distribution=self.run.own_distribution,
-        )
-        with self._lender.lent() as load:
+        path = pathlib.Path(directory).absolute()
+        with saved_whole(path) as aside, self._lender.lent() as load:
+            target = RunDirectory.create(
+                aside,
+                self.run.header,
+                self.model,
+                own_distribution=self.run.own_distribution,
+            )
             for record in self.run.rounds:
                 target.add_round(
                     record,
                     self.run.correct(record.step),
                     load(record.step) if record.step in self._steps else None,
                 )
-        target.finish()
+            target.finish()
 
     def _with(self, steps: list[int]) -> Self:
         """Other members of the run, which were perhaps read already."""

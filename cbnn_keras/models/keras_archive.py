@@ -13,6 +13,9 @@ import zipfile
 import zlib
 from typing import IO
 
+from cbnn_keras.models.weight_files import check_hdf5
+from cbnn_keras.support.faults import RunError, shortened
+
 CONFIG = "config.json"
 WEIGHTS = "model.weights.h5"
 _REQUIRED = (CONFIG, WEIGHTS)
@@ -22,7 +25,6 @@ _ASSETS = "assets/"
 _CONFIG_GROWTH = 64
 _LOCAL_HEADER = struct.Struct("<26xHH")  # ends with the lengths of two fields
 _CHUNK = 2**20
-_HDF5 = b"\x89HDF\r\n\x1a\n"
 
 
 def read_config(file: IO[bytes], max_bytes: int) -> bytes:
@@ -47,19 +49,16 @@ def read_config(file: IO[bytes], max_bytes: int) -> bytes:
         for entry in entries:
             _check_content(file, entry)
         with archive.open(WEIGHTS) as weights:
-            check_weights(weights, max_bytes)
+            _check_weights(weights, max_bytes)
         return archive.read(CONFIG)
 
 
-def check_weights(file: IO[bytes], max_bytes: int) -> None:
-    """Raises a `ValueError` if the weights are not what Keras may read.
-
-    Args:
-        file: The HDF5 file within the zip file.
-        max_bytes: How much it may hold.
-    """
-    if file.read(len(_HDF5)) != _HDF5:
-        raise ValueError(f"{WEIGHTS} in it is not an HDF5 file")
+def _check_weights(file: IO[bytes], max_bytes: int) -> None:
+    """Raises a `ValueError` if the weights are not what Keras may read."""
+    try:
+        check_hdf5(file, max_bytes, name=f"{WEIGHTS} in it")
+    except RunError as error:
+        raise ValueError(shortened(error)) from error
 
 
 def _check_names(entries: list[zipfile.ZipInfo]) -> None:

@@ -7,6 +7,7 @@ broke.
 
 import contextlib
 import inspect
+import io
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -152,3 +153,21 @@ def initial_epoch(model: keras.Model) -> int | None:
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     """Lets `fit` begin with an epoch, or with what it is told if None."""
     model._initial_epoch = epoch
+
+
+class NamedBuffer(io.BytesIO):
+    """A file in memory that Keras' functions for saving take for a path.
+
+    They look at the name's ending and then hand the object on to what reads
+    and writes files, which takes both.
+
+    Args:
+        name: The name, ending in `.weights.h5` or `.keras`.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def __str__(self) -> str:
+        return self._name

@@ -279,9 +279,9 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
             log_prefix=self.LOG_PREFIX,
             directory=self.directory,
             total_steps=self.total_steps,
-            # With `resume`, a run that is there is this very one, killed
-            # before the end of its first epoch.
-            replaces=self.overwrite or self.resume,
+            replaces=self.overwrite,
+            # With `resume`, it is this very run.
+            restarts=self.resume,
             make_plan=self._make_plan,
         )
 

@@ -178,6 +178,24 @@ def test_src(broken):
     assert keras_internals.private_operation("keras.src.no", "Mean") is None
 
 
+def test_saving_to_buffers(broken, tmp_path):
+    """No private name, but an argument that Keras documents nowhere."""
+    model, other = chain(), chain()
+    buffer = keras_internals.NamedBuffer("a.weights.h5")
+    keras.saving.save_weights(model, buffer)
+    (tmp_path / "a.weights.h5").write_bytes(buffer.getvalue())
+    other.load_weights(tmp_path / "a.weights.h5")
+    buffer = keras_internals.NamedBuffer("a.keras")
+    keras.saving.save_model(model, buffer)
+    (tmp_path / "a.keras").write_bytes(buffer.getvalue())
+    loaded = keras.saving.load_model(tmp_path / "a.keras")
+    for found in (other, loaded):
+        for weight, expected in zip(
+            found.get_weights(), model.get_weights(), strict=True
+        ):
+            np.testing.assert_array_equal(weight, expected, err_msg=broken)
+
+
 PRIVATE = {
     "_flatten_layers",
     "_functional",

@@ -135,53 +135,6 @@ def test_fsync_reaches_the_disk_and_closes_what_it_opened(
     assert len(synced) == 3 and len(set(synced)) == 1
 
 
-# --- Paths that stay inside ---
-
-
-@pytest.mark.parametrize(
-    "name", ["model.keras", "members/8.weights.h5", "a/../b", "..a"]
-)
-def test_path_within(tmp_path, name):
-    assert files.path_within(tmp_path, name) == tmp_path / name
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "..",
-        "../outside",
-        "members/../../outside",
-        "/etc/passwd",
-        "../run-2/model.keras",  # a sibling whose name begins alike
-    ],
-)
-def test_path_that_leads_out_is_refused(tmp_path, name):
-    run = tmp_path / "run"
-    (tmp_path / "run-2").mkdir()
-    message = named(run / "manifest.json", f"names '{re.escape(name)}', which")
-    with pytest.raises(ValueError, match=message + " is outside the run"):
-        files.path_within(run, name)
-
-
-def test_link_that_leads_out_is_refused(tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "link").symlink_to(tmp_path)
-    with pytest.raises(ValueError, match="names 'link/secret', which is out"):
-        files.path_within(run, "link/secret")
-
-
-def test_relative_directory_may_be_a_link_itself(tmp_path, monkeypatch):
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    monkeypatch.chdir(tmp_path)
-    directory = (tmp_path / "link").relative_to(tmp_path)
-    path = files.path_within(directory, "model.keras")
-    assert path == directory / "model.keras"
-    with pytest.raises(ValueError, match="outside the run directory"):
-        files.path_within(directory, "../model.keras")
-
-
 # --- Links, pipes and names that are taken ---
 
 
