@@ -160,6 +160,7 @@ def memory_ensemble(model, votes, **options):
         model.set_weights([_moved(weight, generator) for weight in kept])
         run.add_round(round_at(step, vote), np.ones(8, dtype=bool), model)
     model.set_weights(kept)
+    run.finish()
     return CheckpointEnsemble(run, model)
 
 

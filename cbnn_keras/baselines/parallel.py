@@ -56,6 +56,7 @@ def parallel_ensemble(
         _add(combined, source, offset)
         offset += source.run.rounds[-1].step
     combined.make_last_round_final()
+    combined.finish()
     return CheckpointEnsemble(combined, sources[0].model)
 
 

@@ -1,5 +1,6 @@
 """Files that are either all there or not there, and that prove it."""
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -34,8 +35,13 @@ def replace_text(path: pathlib.Path, content: str) -> None:
 def replace_bytes(path: pathlib.Path, content: bytes) -> None:
     """Writes a file so that a crash leaves the old one or the new one."""
     temporary = path.with_name(path.name + ".new")
-    write_new(temporary, content)
-    os.replace(temporary, path)
+    try:
+        write_new(temporary, content)
+        os.replace(temporary, path)
+    except BaseException:  # a full disk, an interruption
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
     fsync(path.parent)
 
 
