@@ -21,7 +21,7 @@ from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.outputs import check_output, is_same
 from cbnn_keras.runs.run import Run
 from cbnn_keras.support import files
-from cbnn_keras.support.console import Reporter
+from cbnn_keras.support.console import Reporter, printable
 from cbnn_keras.support.extras import need
 from cbnn_keras.support.faults import RunError, failures_explained
 
@@ -113,7 +113,8 @@ def render(
         subtitle=_subtitle(found),
         sections=make_sections(found, class_names, planes),
     )
-    return page.with_own_ids(html)
+    # Names and texts may hold anything; marks of right-to-left are wanted.
+    return printable(page.with_own_ids(html), keep="\n\r\t\u061c\u200e\u200f")
 
 
 def _as_lists(
