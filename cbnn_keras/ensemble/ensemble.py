@@ -23,11 +23,12 @@ from cbnn_keras.ensemble.members import (
     readable_inputs,
 )
 from cbnn_keras.ensemble.voting import checked_priors
-from cbnn_keras.models.foreign import MAX_BYTES, Foreign, RebuildError
+from cbnn_keras.models.foreign import Foreign, RebuildError
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.support import arguments
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.support.faults import RunError
+from cbnn_keras.support.files import MAX_BYTES
 
 
 class PredictOptions(TypedDict, total=False):

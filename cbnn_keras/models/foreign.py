@@ -22,9 +22,8 @@ from cbnn_keras.models import (
 )
 from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.faults import RunError, faults_named, shortened
-from cbnn_keras.support.files import open_regular
+from cbnn_keras.support.files import MAX_BYTES, open_regular
 
-MAX_BYTES = 4 * 2**30
 _ADVICE = (
     "Use a file whose maker you know, or pass a model that you built in Python."
 )

@@ -13,6 +13,8 @@ from typing import IO
 
 from cbnn_keras.support.faults import RunError
 
+# What a file or a run from elsewhere may take, unless its user says more.
+MAX_BYTES = 4 * 2**30
 # Windows has neither; there, names that are links are found by
 # `check_no_links`.
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -36,8 +38,13 @@ def replace_text(path: pathlib.Path, content: str) -> None:
 def replace_bytes(path: pathlib.Path, content: bytes) -> None:
     """Writes a file so that a crash leaves the old one or the new one."""
     temporary = path.with_name(path.name + ".new")
-    write_new(temporary, content)
-    os.replace(temporary, path)
+    try:
+        write_new(temporary, content)
+        os.replace(temporary, path)
+    except BaseException:  # a full disk, an interruption
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
     fsync(path.parent)
 
 

@@ -91,6 +91,28 @@ def unlock(directory: pathlib.Path) -> None:
         os.close(descriptor)
 
 
+def try_lock(directory: pathlib.Path) -> bool:
+    """Takes the lock of a directory if it can be had, and says whether.
+
+    For work that is done without a lock where there are none, and for what is
+    left alone unless nobody has it. Links are not followed.
+    """
+    if fcntl is None:
+        return False
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(directory, flags)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return False
+    _locks[directory.resolve()] = descriptor
+    return True
+
+
 _has_warned = False
 
 

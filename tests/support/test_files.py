@@ -5,6 +5,7 @@ import os
 import re
 
 import pytest
+from disks import small_disk
 
 from cbnn_keras.support import files
 
@@ -190,3 +191,12 @@ def test_links_in_a_directory_are_named(tmp_path):
     (run / "members").symlink_to(tmp_path / "nowhere")
     with pytest.raises(files.RunError, match="run/members is a link, which"):
         files.check_no_links(run, ["rounds", "members"])
+
+
+def test_a_full_disk_leaves_the_old_file_alone(tmp_path):
+    with small_disk(tmp_path / "disk", 8) as disk:
+        (disk / "a").write_bytes(b"old")
+        with pytest.raises(OSError, match="No space left on device"):
+            files.replace_bytes(disk / "a", bytes(10**5))
+        assert [path.name for path in disk.iterdir()] == ["a"]
+        assert (disk / "a").read_bytes() == b"old"
