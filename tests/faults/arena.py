@@ -278,14 +278,20 @@ def pickled(place: Place) -> bytes:
     return f"cos\nsystem\n(S'touch {place.marker}'\ntR.".encode()
 
 
-def lambda_code(place: Place, body: str = "x") -> list[Any]:
+def lambda_code(place: Place) -> dict[str, Any]:
     """A function that leaves the marker, in Keras' own encoding."""
     from keras.src.utils import python_utils
 
     opened = f"__import__('os').open({str(place.marker)!r}, 65)"
-    function = eval(f"lambda x, *a, **k: ({opened}, {body})[1]")
+    function = eval(f"lambda x, *a, **k: ({opened}, x)[1]")
     code, defaults, closure = python_utils.func_dump(function)
-    return {"code": code, "defaults": defaults, "closure": closure}
+    # A Lambda layer looks for the names, all others for the value.
+    return {
+        "code": code,
+        "defaults": defaults,
+        "closure": closure,
+        "value": [code, defaults, closure],
+    }
 
 
 def link(path: pathlib.Path, target: str | os.PathLike[str]) -> None:

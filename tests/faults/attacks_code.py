@@ -19,51 +19,22 @@ from arena import (
     put_file,
     with_layer,
 )
-
-
-def _lambda_layer(place: Place, **more) -> dict:
-    function = {"class_name": "__lambda__", "config": _code(place)}
-    return keras_layer("Lambda", function=function, **more)
-
-
-def _code(place: Place) -> dict:
-    return {"value": lambda_code(place)}
-
-
-def _lambda_model(place: Place) -> dict:
-    """A model that runs its code while it is deserialised."""
-    first = keras_layer("InputLayer", batch_shape=[None, 4], name="inner")
-    layers = [first, _lambda_layer(place, name="inner_lambda")]
-    return layer(
-        "keras",
-        "Sequential",
-        {"name": "inner_model", "layers": layers},
-        build_config={"input_shape": [None, 4]},
-    )
-
-
-def _numpy(value, dtype="object") -> dict:
-    return {
-        "class_name": "__numpy__",
-        "config": {"value": value, "dtype": dtype},
-    }
-
-
-def _hidden(place: Place) -> dict:
-    """A model in an array of objects, which the safe mode does not look at."""
-    return _numpy(_lambda_model(place))
-
-
-def _function(module: str, name: str, registered: str | None = None) -> dict:
-    return layer(
-        module, "function", name, **({"registered_name": registered or name})
-    )
+from gadgets import (
+    CLASSES,
+    GADGETS,
+    TEXT,
+    function,
+    hidden,
+    lambda_layer,
+    lambda_model,
+    numpy_value,
+)
 
 
 def _activation(module: str, name: str):
     def change(config: dict, place: Place) -> None:
         dense = config["config"]["layers"][1]["config"]
-        dense["activation"] = _function(module, name)
+        dense["activation"] = function(module, name)
 
     return config_change(change)
 
@@ -72,7 +43,7 @@ def _called(module: str, name: str, arguments, class_name="function"):
     """A function that Keras calls with these arguments as it loads."""
 
     def change(config: dict, place: Place) -> dict:
-        node = _function(module, name)
+        node = function(module, name)
         node["class_name"] = class_name
         given = arguments(place)
         args, kwargs = given if isinstance(given, tuple) else (given, {})
@@ -80,182 +51,6 @@ def _called(module: str, name: str, arguments, class_name="function"):
         return functional(node)
 
     return config_change(change)
-
-
-def _touch(place: Place) -> list:
-    return [f"touch {place.marker}"]
-
-
-def _python(place: Place) -> list:
-    return [f"open({str(place.marker)!r}, 'w')"]
-
-
-# Module, function, arguments.
-_GADGETS = [
-    ("os", "system", _touch),
-    ("posix", "system", _touch),
-    ("subprocess", "getoutput", _touch),
-    ("subprocess", "check_output", lambda p: [["touch", str(p.marker)]]),
-    ("builtins", "eval", _python),
-    ("builtins", "exec", _python),
-    ("builtins", "open", lambda p: [str(p.marker), "w"]),
-    ("os", "remove", lambda p: [str(p.outside / "secret.txt")]),
-    ("shutil", "rmtree", lambda p: [str(p.outside)]),
-    ("pathlib", "Path.touch", lambda p: [str(p.marker)]),
-    ("runpy", "run_path", lambda p: [str(p.run / "code.py")]),
-    ("numpy", "load", lambda p: [str(p.outside / "base.npy")]),
-    ("numpy", "fromfile", lambda p: [str(p.outside / "secret.txt"), "uint8"]),
-    ("tensorflow", "io.read_file", lambda p: [str(p.outside / "secret.txt")]),
-    (
-        "tensorflow.python.ops.gen_io_ops",
-        "write_file",
-        lambda p: [str(p.marker), "x"],
-    ),
-    (
-        "tensorflow.python.lib.io.file_io",
-        "delete_file",
-        lambda p: [str(p.outside / "secret.txt")],
-    ),
-    ("keras.utils", "get_file", lambda p: _fetched(p)),
-    ("keras.src.utils.file_utils", "get_file", lambda p: _fetched(p)),
-    (
-        "keras.src.utils.file_utils",
-        "remove",
-        lambda p: [str(p.outside / "secret.txt")],
-    ),
-    (
-        "keras.src.utils.file_utils",
-        "copy",
-        lambda p: [str(p.outside / "secret.txt"), str(p.marker)],
-    ),
-    ("keras.config", "enable_unsafe_deserialization", lambda p: []),
-    ("keras.saving", "load_model", lambda p: [str(p.outside / "model.keras")]),
-    ("keras.models", "load_model", lambda p: [str(p.outside / "model.keras")]),
-    (
-        "keras.saving",
-        "load_weights",
-        lambda p: [history("in"), str(p.outside / "secret.txt")],
-    ),
-    (
-        "keras.utils",
-        "save_img",
-        lambda p: [str(p.marker), [[[0.0, 0.0, 0.0]]]],
-    ),
-    (
-        "keras.utils",
-        "load_img",
-        lambda p: [str(p.outside / "secret.txt")],
-    ),
-    (
-        "keras.utils",
-        "image_dataset_from_directory",
-        lambda p: [str(p.outside)],
-    ),
-    ("keras.src.utils.python_utils", "func_load", lambda p: [lambda_code(p)]),
-    (
-        "keras.src.saving.serialization_lib",
-        "deserialize_keras_object",
-        lambda p: ([_numpy(_lambda_model(p))], {"safe_mode": False}),
-    ),
-    (
-        "keras.src.backend.tensorflow.numpy",
-        "np.load",
-        lambda p: [str(p.outside / "base.npy")],
-    ),
-]
-
-
-def _fetched(place: Place) -> tuple[list, dict]:
-    """Arguments of `get_file`, which copy a file to where they say."""
-    origin = (place.outside / "secret.txt").as_uri()
-    return [], {
-        "fname": str(place.marker),
-        "origin": origin,
-        "cache_dir": str(place.outside),
-    }
-
-
-# Layers and other classes that load or write files by themselves.
-_CLASSES = [
-    ("keras.layers", "TFSMLayer", lambda p: {"filepath": str(p.outside)}),
-    (
-        "keras.layers",
-        "TorchModuleWrapper",
-        lambda p: {"module": {"class_name": "__bytes__", "config": "x"}},
-    ),
-    ("keras.layers", "JaxLayer", lambda p: {"call_fn": _code(p)}),
-    (
-        "keras.layers",
-        "StringLookup",
-        lambda p: {"vocabulary": str(p.outside / "secret.txt")},
-    ),
-    (
-        "keras.layers",
-        "IntegerLookup",
-        lambda p: {"vocabulary": str(p.outside / "secret.txt")},
-    ),
-    (
-        "keras.layers",
-        "TextVectorization",
-        lambda p: {"vocabulary": str(p.outside / "secret.txt")},
-    ),
-    (
-        "keras.layers",
-        "TextVectorization",
-        lambda p: {"vocabulary": "https://localhost:1/vocabulary"},
-    ),
-    (
-        "keras.layers",
-        "StringLookup",
-        lambda p: {"vocabulary": "gs://bucket/vocabulary"},
-    ),
-    (
-        "keras.layers",
-        "TextVectorization",
-        lambda p: {"standardize": _function("os", "system")},
-    ),
-    (
-        "keras.layers",
-        "Wrapper",
-        lambda p: {"layer": _lambda_layer(p)},
-    ),
-    (
-        "keras.layers",
-        "TimeDistributed",
-        lambda p: {"layer": _lambda_layer(p)},
-    ),
-    (
-        "keras.layers",
-        "Bidirectional",
-        lambda p: {"layer": _lambda_layer(p)},
-    ),
-    ("keras.layers", "RNN", lambda p: {"cell": _lambda_layer(p)}),
-    (
-        "keras.layers",
-        "Pipeline",
-        lambda p: {"layers": [_lambda_layer(p)]},
-    ),
-    (
-        "keras.callbacks",
-        "BackupAndRestore",
-        lambda p: {"backup_dir": str(p.marker)},
-    ),
-    (
-        "keras.src.saving.saving_lib",
-        "H5IOStore",
-        lambda p: {"path_or_io": str(p.marker), "mode": "w"},
-    ),
-    (
-        "keras.src.saving.saving_lib",
-        "DiskIOStore",
-        lambda p: {"root_path": str(p.marker), "mode": "w"},
-    ),
-    ("subprocess", "Popen", lambda p: {"args": ["touch", str(p.marker)]}),
-    ("tempfile", "NamedTemporaryFile", lambda p: {"dir": str(p.outside)}),
-    ("cbnn_keras.runs.directory", "RunDirectory", lambda p: {}),
-    ("keras.src.utils.progbar", "Progbar", lambda p: {"target": 3}),
-    ("keras.metrics", "MeanMetricWrapper", lambda p: {"fn": _code(p)}),
-]
 
 
 def _class_layer(module: str, name: str, config):
@@ -280,16 +75,50 @@ def _dropout(seed):
     )
 
 
+def _unused(value):
+    """An initialiser that is never called, of a layer without weights.
+
+    Keras writes it down again, bare, when it copies the model, and takes it for
+    a model then.
+    """
+
+    def make_layer(place: Place) -> dict:
+        initializer = layer(
+            "keras.initializers", "Constant", {"value": value(place)}
+        )
+        return keras_layer(
+            "LayerNormalization",
+            center=False,
+            scale=False,
+            beta_initializer=initializer,
+        )
+
+    return with_layer(make_layer, at=2)
+
+
+def _argument(value):
+    """An argument of a call."""
+
+    def change(config: dict, place: Place) -> dict:
+        node = keras_layer("Dropout", rate=0, name="node")
+        node["inbound_nodes"] = [
+            {"args": [history("in")], "kwargs": {"training": value(place)}}
+        ]
+        return functional(node)
+
+    return config_change(change)
+
+
 def _compile(config: dict, place: Place) -> None:
     config["compile_config"] = {
-        "loss": {"class_name": "__lambda__", "config": _code(place)},
-        "optimizer": _lambda_model(place),
+        "loss": {"class_name": "__lambda__", "config": lambda_code(place)},
+        "optimizer": lambda_model(place),
     }
 
 
 def _build(config: dict, place: Place) -> None:
     config["config"]["layers"][1]["build_config"] = {
-        "input_shape": _hidden(place)
+        "input_shape": hidden(place)
     }
 
 
@@ -337,7 +166,7 @@ def _asset(place: Place) -> None:
 
     entries = entries_of(place.run / "model.keras")
     config = json.loads(entries["config.json"])
-    text = keras_layer("TextVectorization", name="text")
+    text = keras_layer("TextVectorization", name="text", **TEXT)
     config["config"]["layers"].insert(1, text)
     put_model(
         place,
@@ -352,44 +181,46 @@ def _asset(place: Place) -> None:
 def cases() -> list[Case]:
     kind = "code"
     found = [
-        Case(kind, "Lambda layer", with_layer(_lambda_layer)),
+        Case(kind, "Lambda layer", with_layer(lambda_layer)),
         Case(kind, "Lambda layer, legacy", with_layer(_legacy_lambda)),
-        Case(kind, "model in a model", with_layer(_lambda_model)),
-        Case(kind, "object array as seed", _dropout(_hidden)),
+        Case(kind, "model in a model", with_layer(lambda_model)),
+        Case(kind, "object array as seed", _dropout(hidden)),
+        Case(kind, "object array, unused", _unused(hidden)),
+        Case(kind, "object array as an argument", _argument(hidden)),
         Case(
             kind,
             "object array of arrays",
-            _dropout(lambda p: _numpy([_hidden(p), 1])),
+            _unused(lambda p: numpy_value([hidden(p), 1])),
         ),
         Case(
             kind,
             "object array, dtype O",
-            _dropout(lambda p: _numpy(_lambda_model(p), "O")),
+            _unused(lambda p: numpy_value(lambda_model(p), "O")),
         ),
         Case(
             kind,
-            "object array, dtype |O8",
-            _dropout(lambda p: _numpy(_lambda_model(p), "|O")),
+            "object array, dtype |O",
+            _unused(lambda p: numpy_value(lambda_model(p), "|O")),
         ),
         Case(
             kind,
             "object array, structured dtype",
-            _dropout(lambda p: _numpy([(_lambda_model(p),)], "O,i4")),
+            _unused(lambda p: numpy_value([(lambda_model(p),)], "O,i4")),
         ),
         Case(
             kind,
             "text array of JSON",
-            _dropout(lambda p: _numpy(json.dumps(_lambda_model(p)), "str")),
+            _dropout(lambda p: numpy_value(json.dumps(lambda_model(p)), "str")),
             HARMLESS,
         ),
-        Case(kind, "object array as a name", _in_dense("name", _hidden)),
+        Case(kind, "object array as a name", _in_dense("name", hidden)),
         Case(
             kind,
             "object array as an initialiser",
             _in_dense(
                 "kernel_initializer",
                 lambda p: layer(
-                    "keras.initializers", "Constant", {"value": _hidden(p)}
+                    "keras.initializers", "Constant", {"value": hidden(p)}
                 ),
             ),
         ),
@@ -398,7 +229,10 @@ def cases() -> list[Case]:
             "lambda as an activation",
             _in_dense(
                 "activation",
-                lambda p: {"class_name": "__lambda__", "config": _code(p)},
+                lambda p: {
+                    "class_name": "__lambda__",
+                    "config": lambda_code(p),
+                },
             ),
         ),
         Case(
@@ -406,18 +240,21 @@ def cases() -> list[Case]:
             "lambda as a constraint",
             _in_dense(
                 "kernel_constraint",
-                lambda p: {"class_name": "__lambda__", "config": _code(p)},
+                lambda p: {
+                    "class_name": "__lambda__",
+                    "config": lambda_code(p),
+                },
             ),
         ),
         Case(
             kind,
             "model as a regulariser",
-            _in_dense("kernel_regularizer", _lambda_model),
+            _in_dense("kernel_regularizer", lambda_model),
         ),
         Case(
             kind,
             "model as a dtype policy",
-            _in_dense("dtype", _lambda_model),
+            _in_dense("dtype", lambda_model),
         ),
         Case(kind, "compile_config", config_change(_compile), HARMLESS),
         Case(kind, "build_config", config_change(_build), HARMLESS),
@@ -449,7 +286,7 @@ def cases() -> list[Case]:
     ]
     found += [
         Case(kind, f"calls {module}.{name}", _called(module, name, arguments))
-        for module, name, arguments in _GADGETS
+        for module, name, arguments in GADGETS
     ]
     found += [
         Case(kind, f"activation {module}.{name}", _activation(module, name))
@@ -469,6 +306,6 @@ def cases() -> list[Case]:
             f"class {number}, {module}.{name}",
             _class_layer(module, name, config),
         )
-        for number, (module, name, config) in enumerate(_CLASSES)
+        for number, (module, name, config) in enumerate(CLASSES)
     ]
     return found

@@ -5,8 +5,7 @@ import os
 
 import numpy as np
 from arena import HARMLESS, REFUSED, Case, Place, pickled
-from attacks_arrays import lying_zip, npy, raw_npy, text_npy
-from attacks_model import bomb
+from attacks_arrays import bomb, lying_zip, npy, raw_npy, text_npy
 
 
 def file_case(

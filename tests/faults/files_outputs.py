@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import attacks_archive
 import attacks_code
 import attacks_model
 from arena import HARMLESS, Case, Place, archive_of, entries_of, link
@@ -165,7 +166,7 @@ def _rescaled(change):
 def _preprocessing() -> list[Case]:
     kinds = {
         case.name: case
-        for module in (attacks_code, attacks_model)
+        for module in (attacks_archive, attacks_code, attacks_model)
         for case in module.cases()
     }
     names = [

@@ -7,6 +7,7 @@ looked at; `judge.py` runs operations on them.
 
 import collections
 
+import attacks_archive
 import attacks_arrays
 import attacks_code
 import attacks_hdf5
@@ -21,6 +22,7 @@ _MODULES = (
     attacks_manifest,
     attacks_hdf5,
     attacks_arrays,
+    attacks_archive,
     attacks_model,
 )
 
