@@ -11,6 +11,7 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -76,6 +77,8 @@ class Case:
         make: Makes it from copies of the pristine run, in its place.
         expects: `REFUSED`, `HARMLESS` or `OTHER_RUN`.
         base: Which pristine run is copied: `finished` or `unfinished`.
+        is_poisoned: Whether the weights of a member are no numbers, so that
+            predictions may be none either.
         command: For files of the command line: its arguments.
     """
 
@@ -84,6 +87,7 @@ class Case:
     make: Callable[[Place], Any]
     expects: str = REFUSED
     base: str = "finished"
+    is_poisoned: bool = False
     command: Callable[[Place], list[Any]] | None = None
 
     @property
@@ -150,8 +154,28 @@ def write_manifest_text(run: pathlib.Path, text: str | bytes) -> None:
 
 
 def sealed(data: bytes) -> bytes:
-    """The bytes of a manifest with the checksum that belongs to them."""
-    return data
+    """The bytes of a manifest with the checksum that belongs to them.
+
+    From format 3 on: the sha256 of the content without it, as JSON with sorted
+    keys and without spaces.
+    """
+    try:
+        content = json.loads(data)
+        content.pop("sha256")
+        text = json.dumps(
+            content,
+            sort_keys=True,
+            separators=(",", ":"),
+            ensure_ascii=False,
+        ).encode()
+    except (AttributeError, KeyError, RecursionError, ValueError):
+        return data  # there is no checksum, or nothing to compute it from
+    digest = hashlib.sha256(text).hexdigest()
+    return re.sub(
+        rb'(?m)^ "sha256": "[0-9a-f]{64}"',
+        f' "sha256": "{digest}"'.encode(),
+        data,
+    )
 
 
 # -------------------------------------------------------------------- changes

@@ -267,9 +267,9 @@ def cases() -> list[Case]:
     }
     found += [Case(kind, n, make, HARMLESS) for n, make in harmless.items()]
     found += [
-        Case(kind, "NaN", _nan(np.nan), OTHER_RUN),
-        Case(kind, "infinite", _nan(np.inf), OTHER_RUN),
-        Case(kind, "1e38", _nan(1e38), OTHER_RUN),
+        Case(kind, "NaN", _nan(np.nan), OTHER_RUN, is_poisoned=True),
+        Case(kind, "infinite", _nan(np.inf), OTHER_RUN, is_poisoned=True),
+        Case(kind, "1e38", _nan(1e38), OTHER_RUN, is_poisoned=True),
         Case(
             kind,
             "float64",

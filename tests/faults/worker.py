@@ -24,7 +24,7 @@ import pristine
 from arena import LIMIT, Case, Place, prepare
 from watching import Guard, Watcher, differences, memory, snapshot
 
-SECONDS = 90.0  # for all operations of a child
+SECONDS = 60.0  # for all operations of a child
 RESIDENT_SLACK = 48 * 2**20
 VIRTUAL_SLACK = 512 * 2**20
 ROOM = 6 * 2**30  # of address space, for the safety of the machine
@@ -212,7 +212,12 @@ class Worker:
                 v for seed in seeds[done:] for v in self.fuzz([seed], one)
             ]
         if result["death"]:
-            return [{"seed": seeds[0], "faults": [f"died: {result['death']}"]}]
+            return [
+                {
+                    "seed": seeds[0],
+                    "faults": [f"other: the process died, {result['death']}"],
+                }
+            ]
         return answers
 
     def _fork(self, function: Any) -> dict[str, Any]:
@@ -300,6 +305,8 @@ def _verdict(case: Case, answer: dict, usual: dict, harm: dict) -> dict:
         is_same = answer.get("prediction") == usual.get("prediction")
         if not is_same and case.expects != "other run":
             silent.append("another prediction")
+        if not answer.get("is_finite", True) and not case.is_poisoned:
+            silent.append("a prediction that is no number")
         if case.expects == "refused" and answer["operation"] in (
             *("predict", "as_model", "file"),
         ):
