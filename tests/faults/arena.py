@@ -168,7 +168,7 @@ def sealed(data: bytes) -> bytes:
             separators=(",", ":"),
             ensure_ascii=False,
         ).encode()
-    except (AttributeError, KeyError, RecursionError, ValueError):
+    except (KeyError, RecursionError, TypeError, ValueError, AttributeError):
         return data  # there is no checksum, or nothing to compute it from
     digest = hashlib.sha256(text).hexdigest()
     return re.sub(

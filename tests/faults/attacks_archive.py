@@ -81,7 +81,7 @@ def _link_entry(place: Place) -> None:
 
 
 def _bomb_as(name: str, claimed: int):
-    """An entry of 2 GB that takes 2 MB."""
+    """An entry of 1 GB that takes 1 MB."""
 
     def make(place: Place) -> None:
         entries = entries_of(place.run / MODEL)
@@ -157,10 +157,10 @@ def _huge(file: h5py.File, _) -> None:
 def cases() -> list[Case]:
     kind = "archive"
     refused = {
-        "2 GB as config.json": _bomb_as("config.json", 2**30),
-        "2 GB as the weights": _bomb_as("model.weights.h5", 2**30),
-        "2 GB that claim 99 bytes": _bomb_as("config.json", 99),
-        "2 GB as an asset": _bomb_as("assets/x", 2**30),
+        "1 GB as config.json": _bomb_as("config.json", 2**30),
+        "1 GB as the weights": _bomb_as("model.weights.h5", 2**30),
+        "1 GB that claim 99 bytes": _bomb_as("config.json", 99),
+        "1 GB as an asset": _bomb_as("assets/x", 2**30),
         "encrypted": _encrypted,
         "overlapping": _overlapping,
         "no config": _entries(lambda e, _: e.pop("config.json")),

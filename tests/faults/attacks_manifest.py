@@ -157,6 +157,7 @@ _HONEST = {
 _NO_MATTER = {
     ("architecture", ""),
     ("method", "x" * 100_000),
+    ("settings", "expected_error", 2.0),
     ("settings", "total_steps", -1),
     ("settings", "batch_size", 2**70),
     ("rounds", 0, "epoch", -1),

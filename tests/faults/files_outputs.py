@@ -178,7 +178,7 @@ def _preprocessing() -> list[Case]:
         ),
         *(
             "class 0, keras.layers.TFSMLayer",
-            "2 GB as config.json",
+            "1 GB as config.json",
             "encrypted",
         ),
         *("class 3, keras.layers.StringLookup", "weights of 4 TB", "deep JSON"),
