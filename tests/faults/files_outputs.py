@@ -6,8 +6,18 @@ import shutil
 import attacks_archive
 import attacks_code
 import attacks_model
-from arena import HARMLESS, Case, Place, archive_of, entries_of, link
+from arena import (
+    HARMLESS,
+    Case,
+    Place,
+    archive_of,
+    entries_of,
+    keras_layer,
+    layer,
+    link,
+)
 from files_arrays import exporting, file_case
+from gadgets import hidden
 
 
 def _other(place: Place):
@@ -156,7 +166,7 @@ def _rescaled(change):
     def content(place: Place, path) -> None:
         entries = entries_of(place.root.parent / "shared/preprocess.keras")
         config = json.loads(entries["config.json"])
-        change(config)
+        change(config, place)
         entries["config.json"] = json.dumps(config).encode()
         path.write_bytes(archive_of(entries))
 
@@ -200,8 +210,29 @@ def _preprocessing() -> list[Case]:
         for name in names
     ]
 
+    def poison(config, place):
+        """A layer that executes what it hides when it is copied."""
+        config["config"]["layers"][1] = keras_layer(
+            "LayerNormalization",
+            center=False,
+            scale=False,
+            beta_initializer=layer(
+                "keras.initializers", "Constant", {"value": hidden(place)}
+            ),
+        )
+
+    found.append(
+        file_case(
+            "preprocess",
+            "object array, unused",
+            ".keras",
+            _rescaled(poison),
+            exporting("--preprocess"),
+        )
+    )
+
     def scale(value):
-        return lambda config: config["config"]["layers"][1]["config"].update(
+        return lambda config, _: config["config"]["layers"][1]["config"].update(
             scale=value
         )
 

@@ -63,7 +63,8 @@ def _py_function(tf, module, place: Place):
 def _nested(tf, module, place: Place):
     @tf.function
     def inner():
-        return tf.raw_ops.ReadFile(filename=str(place.outside / "secret.txt"))
+        tf.raw_ops.WriteFile(filename=str(place.marker), contents="x")
+        return tf.constant(1)
 
     return inner()
 
@@ -187,7 +188,7 @@ def cases() -> list[Case]:
         "ReadFile": _read,
         "PrintV2 to a file": _print,
         "PyFunc": _py_function,
-        "ReadFile in a function": _nested,
+        "WriteFile in a function": _nested,
         "WriteFile in a condition": _in_condition,
         "WriteFile in a loop": _in_loop,
         "MatchingFiles": _matching,

@@ -24,7 +24,10 @@ import pristine
 from arena import LIMIT, Case, Place, prepare
 from watching import Guard, Watcher, differences, memory, snapshot
 
-SECONDS = 60.0  # for all operations of a child
+# For all operations of a child: of the processor, and until one that waits for
+# ever is given up.
+CPU_SECONDS = 60
+SECONDS = 150.0
 RESIDENT_SLACK = 48 * 2**20
 VIRTUAL_SLACK = 512 * 2**20
 ROOM = 6 * 2**30  # of address space, for the safety of the machine
@@ -167,6 +170,7 @@ class Worker:
         size = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
         limit = size * resource.getpagesize() + ROOM
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
         one = operations.Operations(case, place, self._shared)
         writable = [place.out, place.tmp, self._home]
         if names[0] in operations.WRITING:
