@@ -4,7 +4,8 @@ import os
 import pathlib
 from collections.abc import Iterable
 
-from cbnn_keras.runs.manifest_json import MANIFEST, SUFFIXES
+from cbnn_keras.runs.manifest import SUFFIXES
+from cbnn_keras.runs.manifest_json import MANIFEST
 from cbnn_keras.support.faults import RunError
 from cbnn_keras.support.files import open_regular
 
