@@ -174,7 +174,7 @@ class Kills:
         """Starts the script again, which looks at what is there first."""
         ended = self._processes.run("train", path)
         if not ended.has_succeeded:
-            is_damaged = ended.error and ended.error[0] == "Damaged"
+            is_damaged = ended.error and "Damaged" in ended.error[0]
             return {DAMAGED if is_damaged else LOST}
         return set() if contents(path) == self.whole else {UNEQUAL}
 

@@ -20,7 +20,8 @@ class Ended:
         processor_seconds: How long a processor was busy with it.
         num_calls: How many calls changed something on the disk; None if it was
             killed.
-        error: The type and the message of what was raised, or None.
+        error: The classes of what was raised, by name, and its message; None
+            if nothing was.
         output: What it has printed.
     """
 
@@ -28,7 +29,7 @@ class Ended:
     seconds: float
     processor_seconds: float
     num_calls: int | None
-    error: tuple[str, str] | None
+    error: tuple[list[str], str] | None
     output: str
 
     @property

@@ -83,7 +83,8 @@ def work(order, report):
     try:
         ordered(*order["arguments"])
     except BaseException as raised:
-        error = [type(raised).__name__, str(raised)]
+        kinds = [kind.__name__ for kind in type(raised).__mro__]
+        error = [kinds, str(raised)]
         with contextlib.suppress(OSError):  # a limit holds for this too
             traceback.print_exc()
     with contextlib.suppress(OSError):

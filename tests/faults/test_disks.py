@@ -52,8 +52,8 @@ def test_a_full_disk_is_explained_and_harms_nothing(
     resize(disk, pages * PAGE)
     ended = processes.run("train", disk / "run")
     assert ended.code == 0, f"signal {-ended.code}"
-    kind, message = ended.error
-    assert kind in ("OSError", "RunError", "ValueError"), ended.output
+    kinds, message = ended.error
+    assert {"OSError", "ValueError"} & set(kinds), ended.output
     assert str(disk / "run") in message
     # Said by `create`, and by what comes later.
     assert "could not be written" in message or "cannot be written" in message

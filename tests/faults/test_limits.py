@@ -20,8 +20,8 @@ def test_a_limit_of_file_size(tmp_path, processes, whole, num_bytes):
     limits = {"RLIMIT_FSIZE": num_bytes}
     ended = processes.run("train", path, limits=limits)
     assert ended.code == 0, f"signal {-ended.code}"
-    kind, message = ended.error
-    assert kind in ("OSError", "RunError", "ValueError"), ended.output
+    kinds, message = ended.error
+    assert {"OSError", "ValueError"} & set(kinds), ended.output
     assert str(path) in message
     assert "could not be written" in message or "cannot be written" in message
     assert_intact_and_resumable(processes, path, whole)
