@@ -180,7 +180,8 @@ def round_at(step, vote=1.0, **changes):
 
 def memory_ensemble(model, votes, **options):
     """An ensemble of an untrained model: members of really other weights."""
-    run = MemoryRun(header(model, **options))
+    # Put together, as the votes are made up.
+    run = MemoryRun(header(model, **{"method": "parallel", **options}))
     generator = np.random.default_rng(1)
     kept = model.get_weights()
     for step, vote in enumerate(votes, start=1):

@@ -9,6 +9,7 @@ import os
 import pathlib
 import stat
 from collections.abc import Iterable, Iterator
+from concurrent import futures
 from typing import IO
 
 from cbnn_keras.support.faults import RunError
@@ -68,9 +69,12 @@ def write_new(path: pathlib.Path, content: bytes | memoryview) -> "Fingerprint":
     Returns:
         The file's size and hash.
     """
-    with created(path) as file:
-        file.write(content)
-    return Fingerprint(len(content), hashlib.sha256(content).hexdigest())
+    with futures.ThreadPoolExecutor(1) as pool:
+        # Meanwhile: one computes, the other waits for the disk.
+        digest = pool.submit(hashlib.sha256, content)
+        with created(path) as file:
+            file.write(content)
+    return Fingerprint(len(content), digest.result().hexdigest())
 
 
 def open_regular(path: pathlib.Path) -> io.BufferedReader:

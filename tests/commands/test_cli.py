@@ -65,7 +65,7 @@ def test_inspect_as_json(run, capsys):
 def test_inspect_marks_what_is_no_member(tmp_path, capsys):
     model = dense_model()
     run = RunDirectory.create(tmp_path / "run", header(model), model)
-    record = round_at(5, 0.0, error=0.9, is_member=False)
+    record = round_at(5, 0.0, error=1.0, is_member=False)
     run.add_round(record, np.zeros(8, dtype=bool), None)
     assert cli.main(["inspect", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr().out
