@@ -73,6 +73,7 @@ def check_saved_model(directory: pathlib.Path, max_bytes: int) -> None:
         _check_operations(path, graph)
         _check_assets(path, graph, sizes)
         _check_constants(path, graph, max_bytes)
+    with faults_named(directory / "variables", _ADVICE):
         _check_variables(directory, sizes, max_bytes)
 
 

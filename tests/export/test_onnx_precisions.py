@@ -431,10 +431,12 @@ def test_bytes_through_a_preprocessing(tmp_path):
         ),
     ],
 )
-def test_wrong_options_are_refused_first(precision, data, message, tmp_path):
+def test_wrong_options_are_refused_first(
+    precision, data, message, ensemble, tmp_path
+):
     with pytest.raises(ValueError, match=message):
         export_onnx(
-            None,
+            ensemble,
             tmp_path / "new/a.onnx",
             precision=precision,
             calibration_data=data,
