@@ -19,6 +19,7 @@ from cbnn_keras.ensemble import merging, selection
 from cbnn_keras.ensemble.members import (
     CACHE_BYTES,
     Members,
+    check_has_members,
     readable_inputs,
 )
 from cbnn_keras.ensemble.voting import checked_priors
@@ -80,6 +81,8 @@ class CheckpointEnsemble(Members):
         )
         run = RunDirectory.open(pathlib.Path(directory).absolute())
         run.verify()
+        # Before the model: a run that has just begun holds none either.
+        check_has_members(run.members)
         if model is None:
             model = _load_model(run)
         if not model.built:
