@@ -11,6 +11,7 @@ the directory that is printed.
 
 import argparse
 import collections
+import os
 import pathlib
 import random
 import shutil
@@ -20,6 +21,8 @@ import tempfile
 import rich.console
 import rich.progress
 import rich.table
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 TESTS = pathlib.Path(__file__).parents[1] / "tests"
 sys.path.insert(0, str(TESTS / "faults"))

@@ -20,6 +20,7 @@ from cbnn_keras.ensemble import merging, selection
 from cbnn_keras.ensemble.members import (
     CACHE_BYTES,
     Members,
+    check_has_members,
     readable_inputs,
 )
 from cbnn_keras.ensemble.voting import checked_priors
@@ -107,6 +108,8 @@ class CheckpointEnsemble(Members):
             pathlib.Path(directory).absolute(), foreign.max_bytes
         )
         run.verify()
+        # Before the model: a run that has just begun holds none either.
+        check_has_members(run.members)
         if model is None:
             made = _load_model(run, foreign)
             ensemble = cls(run, made, cache_bytes=room, foreign=foreign)

@@ -53,11 +53,7 @@ class Members:
         foreign: Foreign | None = None,
     ) -> None:
         self._steps = list(run.members) if steps is None else steps
-        if not self._steps:
-            raise ValueError(
-                "The run has no members yet: training ended before the first "
-                "checkpoint. Train for longer, or take more checkpoints."
-            )
+        check_has_members(self._steps)
         self.run = run
         self.model = model
         self.foreign = foreign
@@ -181,6 +177,15 @@ class Members:
             length = len(found) if length is None else length
             check_same_length("The inputs", length, len(found))
             yield found
+
+
+def check_has_members(steps: list[int]) -> None:
+    """Raises a `ValueError` if a run has the members of no step."""
+    if not steps:
+        raise ValueError(
+            "The run has no members yet: training ended before the first "
+            "checkpoint. Train for longer, or take more checkpoints."
+        )
 
 
 class _Lender:

@@ -325,6 +325,16 @@ def test_run_without_members_gives_no_ensemble():
         ensemble_of(dense_model(), [])
 
 
+def test_run_that_has_just_begun_is_not_taken_for_one_of_a_subclassed_model(
+    tmp_path,
+):
+    model = Undescribed([keras.layers.Dense(3, activation="softmax")])
+    model(X)
+    RunDirectory.create(tmp_path / "run", header(model, num_classes=3), model)
+    with pytest.raises(ValueError, match="^The run has no members yet: train"):
+        CheckpointEnsemble.load(tmp_path / "run")
+
+
 # --- The model is given back as it was ---
 
 
