@@ -210,6 +210,7 @@ class Worker:
                 [place.run, self._shared],
                 [place.out, place.tmp, self._home, place.run],
             )
+            fuzz.pristine_prediction(self._shared)  # what first takes memory
             for seed in seeds:
                 start = len(self._guard.violations)
                 peak = memory()
