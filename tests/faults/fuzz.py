@@ -166,7 +166,7 @@ def attempt(
     if answer.get("wanted_memory"):
         faults.append("allocated: asked for memory that was not there")
     if answer["outcome"] == "done" and not is_signed:
-        if answer["prediction"] != _pristine(shared):
+        if answer["prediction"] != pristine_prediction(shared):
             faults.append("silent: another prediction")
     return {
         "outcome": answer["outcome"],
@@ -179,7 +179,8 @@ def attempt(
 _known: dict[pathlib.Path, str] = {}
 
 
-def _pristine(shared: pathlib.Path) -> str:
+def pristine_prediction(shared: pathlib.Path) -> str:
+    """What the run predicts that nobody changed."""
     if shared not in _known:
         import numpy as np
         from operations import _INPUTS, load

@@ -97,8 +97,9 @@ class Operations:
             return {"outcome": "error", "message": f"traceback: {said[-300:]}"}
         if "usage:" in said:
             return {"outcome": "refused", "message": said}
-        is_mismatch = code == 1 and "does not match" in said
-        if code != 2 and not is_mismatch:
+        if code == 1 and "does not match the Keras ensemble" in said:
+            return {"outcome": "refused", "message": said}
+        if code != 2:
             return {"outcome": "error", "message": f"exit code {code}: {said}"}
         return self._refusal(said)
 

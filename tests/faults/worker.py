@@ -90,14 +90,19 @@ class Worker:
         return verdicts
 
     def _judge(self, case: Case, names: tuple[str, ...]) -> list[dict]:
+        if case.base == "unfinished":  # there is no export of it to compare
+            names = tuple(name for name in names if name != "verify")
         baseline = self._baseline(case, names)
-        answers, harm = self._attempt(case, names)
-        return [
-            _verdict(case, answer, usual, harm if first else {})
-            for first, answer, usual in zip(
-                [True] + [False] * len(answers), answers, baseline, strict=False
-            )
+        answers, seen = self._attempt(case, names)
+        verdicts = [
+            _verdict(case, answer, usual)
+            for answer, usual in zip(answers, baseline, strict=False)
         ]
+        if verdicts:  # what was seen from outside: which one did it?
+            verdicts[-1]["outside"] += [
+                f"({', '.join(names)}) {s}" for s in seen
+            ]
+        return verdicts
 
     def _baseline(self, case: Case, names: tuple[str, ...]) -> list[dict]:
         """The same operations on the pristine run."""
@@ -106,19 +111,25 @@ class Worker:
         key = (case.base, names)
         if key not in self._baselines:
             usual = Case("pristine", "", lambda place: None, base=case.base)
-            answers, harm = self._attempt(usual, names)
+            answers, seen = self._attempt(usual, names)
             self._baselines[key] = answers
-            is_wrong = any(a["outcome"] == "error" for a in answers)
-            if is_wrong or any(harm.values()):
+            # An unfinished run may be refused by some, in good order.
+            if seen or any(
+                a["outcome"] == "error" or a.get("violations") for a in answers
+            ):
                 raise RuntimeError(
-                    f"not even the pristine run: {answers, harm}"
+                    f"not even the pristine run: {answers}, {seen}"
                 )
         return self._baselines[key]
 
     def _attempt(
         self, case: Case, names: tuple[str, ...]
-    ) -> tuple[list[dict], dict]:
-        """Makes the case and runs operations in a child each."""
+    ) -> tuple[list[dict], list[str]]:
+        """Makes the case and runs operations in a child.
+
+        Returns:
+            What each operation gave, and what was seen of them from outside.
+        """
         self._number += 1
         place = prepare(case, self._root / str(self._number), self._shared)
         try:
@@ -132,22 +143,12 @@ class Worker:
             result = self._fork(
                 lambda tell: self._operate(case, place, names, tell)
             )
-            opened = watcher.stop()
-            harm = {
-                "executed": ["marker"] if place.marker.exists() else [],
-                "outside": [
-                    *opened,
-                    *differences(before, snapshot(place.outside)),
-                    *result["violations"],
-                ],
-            }
+            seen = watcher.stop()
+            seen += differences(before, snapshot(place.outside))
             if is_reading:
                 for path, kept in given.items():
                     changed = differences(kept, snapshot(path))
-                    harm["outside"] += [f"{path.name}: {c}" for c in changed]
-            harm["outside"] = [
-                one for one in harm["outside"] if _is_foreign(one)
-            ]
+                    seen += [f"{path.name}: {one}" for one in changed]
         finally:
             _remove(place.root)
         answers = result["answers"]
@@ -161,7 +162,7 @@ class Worker:
                     "memory": [0, 0],
                 }
             )
-        return answers, harm
+        return answers, seen
 
     def _operate(
         self, case: Case, place: Place, names: tuple[str, ...], tell: Any
@@ -178,9 +179,18 @@ class Worker:
         readable = [place.run, place.inputs, self._shared]
         self._guard.start(readable, writable)
         for name in names:
+            start = len(self._guard.violations)
+            was_there = place.marker.exists()
             found = one.run(name)
-            tell({"operation": name, **found, "memory": memory()})
-        tell({"violations": self._guard.violations})
+            tell(
+                {
+                    "operation": name,
+                    **found,
+                    "memory": memory(),
+                    "executed": place.marker.exists() and not was_there,
+                    "violations": self._guard.violations[start:],
+                }
+            )
 
     def fuzz(self, seeds: list[int], one: Any = fuzz.judge) -> list[dict]:
         """Verdicts on mutated runs; those of one process, if it lives.
@@ -200,6 +210,7 @@ class Worker:
                 [place.run, self._shared],
                 [place.out, place.tmp, self._home, place.run],
             )
+            fuzz.pristine_prediction(self._shared)  # what first takes memory
             for seed in seeds:
                 start = len(self._guard.violations)
                 peak = memory()
@@ -238,17 +249,11 @@ class Worker:
             os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         os.close(reader)
-        answers, violations = [], []
-        for line in data.splitlines():
-            answer = json.loads(line)
-            if "violations" in answer:
-                violations = answer["violations"]
-            else:
-                answers.append(answer)
+        answers = [json.loads(line) for line in data.splitlines()]
         death = f"after {SECONDS} s" if is_late else ""
         if status and not is_late:
             death = f"status {os.waitstatus_to_exitcode(status)}"
-        return {"answers": answers, "violations": violations, "death": death}
+        return {"answers": answers, "death": death}
 
 
 def _in_child(function: Any, writer: int) -> None:
@@ -282,16 +287,11 @@ def _read_all(descriptor: int, seconds: float) -> tuple[bytes, bool]:
     return data, True
 
 
-def _is_foreign(seen: str) -> bool:
-    """Whether it is not what a process does anyway."""
-    return not seen.endswith("/__pycache__")
-
-
 def _remove(path: pathlib.Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def _verdict(case: Case, answer: dict, usual: dict, harm: dict) -> dict:
+def _verdict(case: Case, answer: dict, usual: dict) -> dict:
     """What is wrong with what an operation did, by the kind of harm."""
     grown = [
         now - then
@@ -320,8 +320,8 @@ def _verdict(case: Case, answer: dict, usual: dict, harm: dict) -> dict:
         "operation": answer["operation"],
         "outcome": answer["outcome"],
         "message": answer["message"],
-        "executed": harm.get("executed", []),
-        "outside": harm.get("outside", []),
+        "executed": ["marker"] if answer.get("executed") else [],
+        "outside": answer.get("violations", []),
         "allocated": allocated,
         "other": [answer["message"]] if answer["outcome"] == "error" else [],
         "silent": silent,
