@@ -193,8 +193,15 @@ def memory_ensemble(model, votes, **options):
     return CheckpointEnsemble(run, model)
 
 
-def scored_run(directory, *, num_rounds=3, own_distribution=None, **changes):
-    """A finished run that was never trained, but whose votes are earned."""
+def scored_run(
+    directory,
+    *,
+    num_rounds=3,
+    own_distribution=None,
+    is_finished=True,
+    **changes,
+):
+    """A run that was never trained, but whose votes are earned."""
     model = dense_model()
     changes.setdefault("num_samples", 21)
     run = RunDirectory.create(
@@ -207,10 +214,12 @@ def scored_run(directory, *, num_rounds=3, own_distribution=None, **changes):
     booster = run.replay()
     for number in range(1, num_rounds + 1):
         correct = generator.random(changes["num_samples"]) < 0.7
-        stage = booster.add(correct, is_final=number == num_rounds)
+        is_final = is_finished and number == num_rounds
+        stage = booster.add(correct, is_final=is_final)
         record = Round(step=4 * number, epoch=number, **vars(stage))
         run.add_round(record, correct, model if stage.is_member else None)
-    run.finish()
+    if is_finished:
+        run.finish()
     return run
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from cbnn_keras.boosting import Floats
 from cbnn_keras.runs.outputs import check_output
 from cbnn_keras.support import arrays, files
-from cbnn_keras.support.faults import failures_explained
+from cbnn_keras.support.failures import failures_explained
 
 # Another number whenever the same arguments give other values.
 FORMAT = "cbnn_keras loss plane 2"

@@ -19,7 +19,7 @@ from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.outputs import check_output
 from cbnn_keras.runs.run import Run
 from cbnn_keras.support import arguments, files
-from cbnn_keras.support.faults import failures_explained
+from cbnn_keras.support.failures import failures_explained
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,8 @@ from cbnn_keras.metrics import accuracy
 from cbnn_keras.runs.directory import check_available
 from cbnn_keras.runs.outputs import check_output
 from cbnn_keras.support import files
-from cbnn_keras.support.faults import RunError, failures_explained
+from cbnn_keras.support.failures import failures_explained
+from cbnn_keras.support.faults import RunError
 from cbnn_keras.training.callback import CBNNCallback
 
 Arrays = tuple[np.ndarray, np.ndarray]

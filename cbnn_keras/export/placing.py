@@ -18,7 +18,8 @@ from cbnn_keras.export.options import ServingOptions
 from cbnn_keras.export.verify import Parity
 from cbnn_keras.runs.outputs import check_output
 from cbnn_keras.support import files, locks
-from cbnn_keras.support.faults import RunError, failures_explained
+from cbnn_keras.support.failures import failures_explained
+from cbnn_keras.support.faults import RunError
 
 # The first line of every configuration that an export writes.
 MARK = "# Written by cbnn export."

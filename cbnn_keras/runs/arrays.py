@@ -6,14 +6,13 @@ whatever NumPy raises, or a `ValueError`; whoever reads a file names it.
 """
 
 import io
-import math
 import os
 import zipfile
 from typing import IO, Any
 
 import numpy as np
 
-_LONGEST_HEADER = 1000  # bytes; NumPy writes about a hundred
+from cbnn_keras.support.arrays import read_array
 
 
 def npy_bytes(array: np.ndarray) -> memoryview:
@@ -27,7 +26,13 @@ def read_npy(file: IO[bytes], shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     """Reads an `.npy` file that holds just such an array."""
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
-    return _read(file, size, (shape, np.dtype(dtype)))
+    array = read_array(file, size)
+    if (array.shape, array.dtype) != (shape, np.dtype(dtype)):
+        raise ValueError(
+            f"an array of shape {array.shape} and type {array.dtype}, where "
+            f"{shape} and {np.dtype(dtype)} belong"
+        )
+    return array
 
 
 def read_npz(file: IO[bytes]) -> dict[str, np.ndarray]:
@@ -46,34 +51,5 @@ def read_npz(file: IO[bytes]) -> dict[str, np.ndarray]:
             if name == entry.filename or name in arrays:
                 raise ValueError(f"{entry.filename!r} is no array, or twice")
             with archive.open(entry) as part:
-                arrays[name] = _read(part, entry.file_size)
+                arrays[name] = read_array(part, entry.file_size)
     return arrays
-
-
-def _read(
-    file: IO[bytes],
-    size: int,
-    expected: tuple[tuple[int, ...], np.dtype] | None = None,
-) -> np.ndarray:
-    version = np.lib.format.read_magic(file)
-    if version != (1, 0):
-        raise ValueError(f"an array of format {version}")
-    shape, _, dtype = np.lib.format.read_array_header_1_0(
-        file, max_header_size=_LONGEST_HEADER
-    )
-    if dtype.hasobject:
-        raise ValueError("an array of objects, which are never unpickled")
-    declared = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or declared != size - file.tell():
-        raise ValueError(
-            f"an array of shape {shape} and type {dtype} in {size:,} bytes"
-        )
-    if expected not in (None, (shape, dtype)):
-        raise ValueError(
-            f"an array of shape {shape} and type {dtype}, where "
-            f"{expected[0]} and {expected[1]} belong"
-        )
-    file.seek(0)
-    return np.lib.format.read_array(
-        file, allow_pickle=False, max_header_size=_LONGEST_HEADER
-    )

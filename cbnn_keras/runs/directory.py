@@ -24,7 +24,6 @@ from cbnn_keras.models import copying, weight_files
 from cbnn_keras.models import state as training_state
 from cbnn_keras.models.foreign import Foreign
 from cbnn_keras.runs import arrays, claims
-from cbnn_keras.runs.failures import creation_explained, failures_explained
 from cbnn_keras.runs.manifest import (
     MODEL,
     OWN_DISTRIBUTION,
@@ -35,6 +34,10 @@ from cbnn_keras.runs.manifest import (
     file_name,
 )
 from cbnn_keras.runs.run import MethodState, Run, unpack_bits
+from cbnn_keras.runs.run_failures import (
+    creation_explained,
+    run_failures_explained,
+)
 from cbnn_keras.runs.run_files import (
     RunFiles,
     check_available,
@@ -128,7 +131,7 @@ class RunDirectory(Run):
             path: The run directory.
             header: What the run must have been started with, if given.
         """
-        with failures_explained(path), locks.kept_on_success(path):
+        with run_failures_explained(path), locks.kept_on_success(path):
             run = cls.open(path)
             if header is not None:
                 run.check_started_with(header)
@@ -189,7 +192,7 @@ class RunDirectory(Run):
     ) -> None:
         step = record.step
         bits = file_name("rounds", step)
-        with failures_explained(self.path):
+        with run_failures_explained(self.path):
             if bits not in self._files.listed:  # once, also if scored again
                 self._files.add_array(bits, np.packbits(correct))
             if member is not None:
@@ -230,7 +233,7 @@ class RunDirectory(Run):
         name = file_name("resume", step)
         state = training_state.capture_state(model)
         state |= {_METHOD_STATE + k: a for k, a in method_state.items()}
-        with failures_explained(self.path):
+        with run_failures_explained(self.path):
             self._files.add_arrays(name, state)
             previous = self.state
             self.state = State(step, epoch)
@@ -266,7 +269,7 @@ class RunDirectory(Run):
                 self._files.listed.pop(file_name("members", record.step), None)
         self.rounds = [r for r in self.rounds if r.step <= step]
         self.members = [s for s in self.members if s <= step]
-        with failures_explained(self.path):
+        with run_failures_explained(self.path):
             self._write_manifest()
             self._files.sweep()
         return self.state, method_state
@@ -276,7 +279,7 @@ class RunDirectory(Run):
             del self._files.listed[file_name("resume", self.state.step)]
         self.state = None
         self.is_finished = True
-        with failures_explained(self.path):
+        with run_failures_explained(self.path):
             self._write_manifest()
             self._files.sweep()
         locks.unlock(self.path)

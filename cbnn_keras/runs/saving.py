@@ -7,7 +7,7 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
-from cbnn_keras.runs.failures import failures_explained
+from cbnn_keras.runs.run_failures import run_failures_explained
 from cbnn_keras.runs.run_files import check_available, check_is_directory
 from cbnn_keras.support import files, locks
 from cbnn_keras.support.faults import RunError
@@ -34,7 +34,7 @@ def saved_whole(target: pathlib.Path) -> Iterator[pathlib.Path]:
     check_is_directory(target)
     target = target.resolve()
     aside = target.with_name(PREFIX + target.name[:_LONGEST_NAME])
-    with failures_explained(target, "ensemble", "save it again"):
+    with run_failures_explained(target, "ensemble", "save it again"):
         _check_empty(target)
         target.parent.mkdir(parents=True, exist_ok=True)
         files.check_no_links(target.parent, [aside.name])

@@ -15,6 +15,7 @@ from cbnn_keras.support.files import open_regular
 
 _KINDS = "biufUS"  # booleans, integers, floats and texts
 _TEXT_BYTES = 64  # of a text as a Python object, at least
+_LONGEST_HEADER = 1000  # bytes; NumPy writes about a hundred
 _METHODS = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 
 
@@ -65,7 +66,7 @@ def _read_entry(
     if not is_plain or not entry.filename.endswith(".npy"):
         raise NoArrayError(f"{entry.filename!r} is not an array")
     with archive.open(entry) as file:
-        return _read_array(path, file, entry.file_size, max_bytes)
+        return _within(path, read_array(file, entry.file_size), max_bytes)
 
 
 def read_npy(path: pathlib.Path, max_bytes: int) -> np.ndarray:
@@ -82,13 +83,30 @@ def read_npy(path: pathlib.Path, max_bytes: int) -> np.ndarray:
     with opened(path) as file:
         size = file.seek(0, io.SEEK_END)
         file.seek(0)
-        return _read_array(path, file, size, max_bytes)
+        _check_room(path, size, max_bytes)
+        return _within(path, read_array(file, size), max_bytes)
 
 
-def _read_array(
-    path: pathlib.Path, file: IO[bytes], size: int, max_bytes: int
+def _within(
+    path: pathlib.Path, array: np.ndarray, max_bytes: int
 ) -> np.ndarray:
-    """An array, after its header was compared with the size of the file."""
+    """The array, if there is also room for its texts as Python's objects."""
+    if array.dtype.kind in "US":
+        _check_room(path, array.size * _TEXT_BYTES, max_bytes)
+    return array
+
+
+def read_array(file: IO[bytes], size: int) -> np.ndarray:
+    """An array, after its header was compared with the size of the file.
+
+    Args:
+        file: As `np.save` writes it, at its beginning.
+        size: The number of bytes of all of it.
+
+    Raises:
+        NoArrayError, or whatever NumPy raises: If it is no array of numbers or
+            texts.
+    """
     version = np.lib.format.read_magic(file)
     read_header: Any = {
         (1, 0): np.lib.format.read_array_header_1_0,
@@ -96,7 +114,7 @@ def _read_array(
     }.get(version)
     if read_header is None:
         raise NoArrayError(f"its version is {version}")
-    shape, is_fortran, kind = read_header(file)
+    shape, is_fortran, kind = read_header(file, _LONGEST_HEADER)
     if kind.hasobject:
         raise NoArrayError("Object arrays cannot be loaded safely")
     is_known = kind.kind in _KINDS and 0 < kind.itemsize
@@ -111,8 +129,6 @@ def _read_array(
             f"an array of shape {shape} and type {kind} does not take "
             f"{size - header} bytes"
         )
-    item = _TEXT_BYTES if kind.kind in "US" else kind.itemsize
-    _check_room(path, number * item, max_bytes)
     content = _read_exactly(file, size - header)
     array = np.frombuffer(content, dtype=kind)
     array = array.reshape(shape, order="F" if is_fortran else "C")

@@ -1,7 +1,6 @@
 """What is said when something is wrong with a file: one type of error."""
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator
 
@@ -34,43 +33,6 @@ def faults_named(
         raise RunError(
             f"{path} cannot be read ({shortened(error)}). {advice}"
         ) from error
-
-
-@contextlib.contextmanager
-def failures_explained(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Says of an output that cannot be written what is left and what to do.
-
-    For outputs that are written aside and then renamed, so that nothing is
-    changed before all is written.
-
-    Args:
-        path: The output.
-
-    Raises:
-        OSError: In place of one, in a sentence.
-    """
-    try:
-        yield
-    except BrokenPipeError:  # of a terminal, and not of the output
-        raise
-    except OSError as error:
-        is_known = error.errno in _ADVICE
-        reason = error.strerror if is_known else shortened(error)
-        advice = _ADVICE.get(
-            error.errno or 0, "See to it that you may write to its directory."
-        )
-        raise OSError(
-            f"{path} could not be written: {reason}. Nothing was changed "
-            f"there. {advice}"
-        ) from error
-
-
-_ADVICE = {
-    errno.ENOSPC: "Make room on the disk, and try again.",
-    errno.EDQUOT: "Make room within your quota, and try again.",
-    errno.EFBIG: "Raise the limit of the size of files (ulimit -f), and try "
-    "again.",
-}
 
 
 def shortened(error: BaseException) -> str:

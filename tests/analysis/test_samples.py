@@ -379,7 +379,7 @@ def test_a_table_on_a_full_disk(softmax_run, tmp_path):
         with pytest.raises(
             OSError,
             match=rf"^{path} could not be written: No space left on device\. "
-            r"Nothing was changed there\. Make room on the disk",
+            r"Nothing was changed there: make room, and try",
         ):
             softmax_run.found.to_csv(path)
         assert path.read_text() == "old"

@@ -7,11 +7,10 @@ import shutil
 import numpy as np
 import pytest
 from disks import small_disk
-from helpers import blobs, dense_model, header, round_at, trained
+from helpers import blobs, dense_model, header, scored_run, trained
 
 from cbnn_keras.commands import cli
 from cbnn_keras.commands.demo import save_data
-from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.support.faults import RunError
 
@@ -45,10 +44,7 @@ def content(directory):
 
 
 def unfinished_run(path, **changes):
-    model = dense_model()
-    run = RunDirectory.create(path, header(model, **changes), model)
-    for step in (3, 6):
-        run.add_round(round_at(step), np.ones(8, dtype=bool), model)
+    scored_run(path, num_rounds=2, is_finished=False, **changes)
     return path
 
 
@@ -120,8 +116,7 @@ def test_a_report_on_a_full_disk(directory, capsys):
         assert cli.main(["report", "run", "-o", "disk/page.html"]) == 1
         assert capsys.readouterr().err == (
             "cbnn: disk/page.html could not be written: No space left on "
-            "device. Nothing was changed there. Make room on the disk, and try "
-            "again.\n"
+            "device. Nothing was changed there: make room, and try again.\n"
         )
         assert [p.name for p in disk.iterdir()] == ["page.html"]
         assert (disk / "page.html").read_text() == "old"
@@ -281,13 +276,33 @@ def test_max_bytes_is_a_number(command, text, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["2000", "2k", "2K", "1KiB", "1kB"])
+@pytest.mark.parametrize("text", ["102400", "100k", "100K", "100KiB"])
 def test_max_bytes_holds_for_data(text, directory, capsys):
+    np.savez("data.npz", x=np.zeros((9000, 4), "float32"))
     command = f"export run --data data.npz --max-bytes {text}"
     assert cli.main(command.split()) == 2
     assert re.match(
-        r"cbnn: data\.npz would take \d\.\d kB in memory, more than the "
-        r"(2\.0 kB|1\.0 kB|1024 bytes) allowed\.",
+        r"cbnn: data\.npz would take 14\d\.\d kB in memory, more than the "
+        r"102\.4 kB allowed\.",
+        capsys.readouterr().err,
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "inspect run",
+        "report run",
+        "report run --data data.npz",
+        "export run",
+        "verify out --run run",
+    ],
+)
+def test_max_bytes_holds_for_runs(command, directory, capsys):
+    assert cli.main([*command.split(), "--max-bytes", "10k"]) == 2
+    assert re.match(
+        r"cbnn: .*run needs [\d,]+ bytes to be loaded, more than max_bytes="
+        r"10,240\. If you know who made this run, load it with `max_bytes=",
         capsys.readouterr().err,
     )
 
@@ -295,8 +310,9 @@ def test_max_bytes_holds_for_data(text, directory, capsys):
 def test_max_bytes_holds_for_artefacts(directory, capsys):
     assert cli.main("export run".split()) == 0
     verify = "verify exports/run --run run --max-bytes"
-    assert cli.main([*verify.split(), "1000"]) == 2
-    assert "more than the 1.0 kB allowed" in capsys.readouterr().err
+    # The run takes less than the artefact.
+    assert cli.main([*verify.split(), "50k"]) == 2
+    assert "more than the 51.2 kB allowed" in capsys.readouterr().err
     assert cli.main([*verify.split(), "100M"]) == 0
 
 

@@ -12,15 +12,15 @@ from export_helpers import tree
 from cbnn_keras.export import export_onnx, export_saved_model, export_triton
 
 ADVICE = {
-    "No space left on device": "Make room on the disk, and try again.",
-    "File too large": "Raise the limit of the size of files (ulimit -f), and "
+    "No space left on device": "make room, and try again.",
+    "File too large": "raise the limit on the size of files (`ulimit -f`), and "
     "try again.",
 }
 
 
 def sentence(path, reason="No space left on device"):
     return re.escape(
-        f"{path} could not be written: {reason}. Nothing was changed there. "
+        f"{path} could not be written: {reason}. Nothing was changed there: "
         f"{ADVICE[reason]}"
     )
 
@@ -85,7 +85,7 @@ def test_a_directory_that_may_not_be_written_to(ensemble):
     """A directory that goes away is not "make room"."""
     with pytest.raises(
         OSError,
-        match=r"model could not be written: .*\. Nothing was changed there\. "
-        r"See to it that you may write to its directory\.$",
+        match=r"model could not be written: .*\. put it back, and "
+        r"try again\.$",
     ):
         export_onnx(ensemble, "/proc/self/model", verbose=0)

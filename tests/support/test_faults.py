@@ -1,12 +1,10 @@
 """Whatever goes wrong with a file has one type and names the file."""
 
-import errno
 import zipfile
 
 import pytest
 
 import cbnn_keras
-from cbnn_keras.support import faults
 from cbnn_keras.support.faults import RunError, faults_named, shortened
 
 
@@ -52,48 +50,3 @@ def test_long_errors_become_one_line():
 
 def test_the_type_is_public():
     assert cbnn_keras.RunError is RunError
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (
-            OSError(errno.ENOSPC, "No space left on device", "/tmp/other"),
-            "No space left on device. Nothing was changed there. Make room on "
-            "the disk, and try again.",
-        ),
-        (
-            OSError(errno.EDQUOT, "Disk quota exceeded"),
-            "Disk quota exceeded. Nothing was changed there. Make room within "
-            "your quota, and try again.",
-        ),
-        (
-            OSError(errno.EFBIG, "File too large"),
-            "File too large. Nothing was changed there. Raise the limit of the "
-            "size of files (ulimit -f), and try again.",
-        ),
-        (
-            FileNotFoundError(errno.ENOENT, "No such file or directory", "d"),
-            "[Errno 2] No such file or directory: 'd'. Nothing was changed "
-            "there. See to it that you may write to its directory.",
-        ),
-        (
-            OSError("odd"),
-            "odd. Nothing was changed there. See to it that you may write to "
-            "its directory.",
-        ),
-    ],
-)
-def test_what_cannot_be_written_is_a_sentence(error, expected):
-    with pytest.raises(OSError) as caught:
-        with faults.failures_explained("out"):
-            raise error
-    assert str(caught.value) == f"out could not be written: {expected}"
-    assert caught.value.__cause__ is error
-
-
-@pytest.mark.parametrize("error", [BrokenPipeError, ValueError])
-def test_other_failures_pass(error):
-    with pytest.raises(error):
-        with faults.failures_explained("out"):
-            raise error

@@ -23,7 +23,8 @@ from cbnn_keras.runs.run import Run
 from cbnn_keras.support import files
 from cbnn_keras.support.console import Reporter, printable
 from cbnn_keras.support.extras import need
-from cbnn_keras.support.faults import RunError, failures_explained
+from cbnn_keras.support.failures import failures_explained
+from cbnn_keras.support.faults import RunError
 
 # The grid and the samples of the loss plane: minutes, not hours.
 _RESOLUTION, _NUM_SAMPLES = 15, 2000

@@ -15,7 +15,7 @@ from helpers import dense_model, round_at, scored_run
 from cbnn_keras import CheckpointEnsemble, RunError
 from cbnn_keras.models import copying
 from cbnn_keras.runs.directory import RunDirectory
-from cbnn_keras.runs.failures import failures_explained
+from cbnn_keras.runs.run_failures import run_failures_explained
 from cbnn_keras.support import files
 
 TESTS = pathlib.Path(__file__).parents[1]
@@ -40,7 +40,7 @@ def test_advice_depends_on_what_the_system_says(number, advice):
     text = re.escape(os.strerror(number))
     message = f"^The run in /a/run could not be written: .*{text}.*{advice}"
     with pytest.raises(OSError, match=message) as caught:
-        with failures_explained(path):
+        with run_failures_explained(path):
             raise OSError(number, os.strerror(number))
     assert caught.value.errno == number
     assert str(caught.value).endswith("resume it with `resume=True`.")
@@ -50,8 +50,8 @@ def test_the_outermost_explanation_speaks():
     with pytest.raises(
         OSError, match="^The ensemble in b .*and wait.$"
     ) as outer:
-        with failures_explained(pathlib.Path("b"), "ensemble", "wait"):
-            with failures_explained(pathlib.Path("a")):
+        with run_failures_explained(pathlib.Path("b"), "ensemble", "wait"):
+            with run_failures_explained(pathlib.Path("a")):
                 raise OSError(errno.ENOSPC, "full")
     assert "The run in" not in str(outer.value)
 
