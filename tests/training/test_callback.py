@@ -299,7 +299,8 @@ def test_members_saved_before_an_interruption_load(tmp_path, error):
             callbacks=[cbnn, StopAfter(epoch=1, batch=3, error=error)],
             verbose=0,
         )
-    loaded = CheckpointEnsemble.load(tmp_path / "run")
+    with pytest.warns(UserWarning, match=r"run is not finished \(rounds so f"):
+        loaded = CheckpointEnsemble.load(tmp_path / "run")
     assert [m["step"] for m in loaded.members] == [4, 8]
     np.testing.assert_array_equal(loaded.predict(x), cbnn.ensemble().predict(x))
 
