@@ -44,6 +44,8 @@ class Judge:
         assert self._process is not None
         self._process.stdin.close()  # type: ignore[union-attr]
         self._process.wait(60)
+        self._process.stdout.close()  # type: ignore[union-attr]
+        self._log.close()
 
     @property
     def shared(self) -> pathlib.Path:
