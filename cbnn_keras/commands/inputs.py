@@ -9,10 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from cbnn_keras.models import copying
 from cbnn_keras.models.foreign import Foreign
 from cbnn_keras.support import arrays
-from cbnn_keras.support.faults import RunError, faults_named, shortened
+from cbnn_keras.support.faults import RunError, shortened
 from cbnn_keras.support.files import MAX_BYTES
 
 _TEXT_BYTES = 2**24  # of a file of priors or names: millions of classes
@@ -197,7 +196,4 @@ def load_preprocess(
     Raises:
         RunError: If the file is no such file.
     """
-    advice = "Write one with keras.Model.save('front.keras')."
-    with faults_named(path, advice):
-        foreign = Foreign(max_bytes=max_bytes)
-        return copying.load_architecture(path.resolve(), foreign)
+    return Foreign(max_bytes=max_bytes).load(path.resolve())

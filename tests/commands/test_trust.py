@@ -165,14 +165,16 @@ def test_a_finished_run_needs_no_note(trained_run, capsys):
 def test_an_unfinished_run_is_exported_if_asked(tmp_path, capsys):
     run = unfinished_run(tmp_path / "run")
     command = ["export", str(run), "--output", str(tmp_path / "model")]
-    assert cli.main(command) == 2
+    with pytest.warns(UserWarning, match="is not finished"):
+        assert cli.main(command) == 2
     assert re.match(
         r"cbnn: .*/run is not finished: it has 2 members so far, .*"
         r"\(--allow-unfinished\)\.\n$",
         capsys.readouterr().err,
     )
     assert not (tmp_path / "model").exists()
-    assert cli.main([*command, "--allow-unfinished"]) == 0
+    with pytest.warns(UserWarning, match="is not finished"):
+        assert cli.main([*command, "--allow-unfinished"]) == 0
     assert (tmp_path / "model/1/saved_model.pb").exists()
 
 
@@ -276,14 +278,14 @@ def test_max_bytes_is_a_number(command, text, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ["102400", "100k", "100K", "100KiB"])
+@pytest.mark.parametrize("text", ["153600", "150k", "150K", "150KiB"])
 def test_max_bytes_holds_for_data(text, directory, capsys):
-    np.savez("data.npz", x=np.zeros((9000, 4), "float32"))
+    np.savez("data.npz", x=np.zeros((12000, 4), "float32"))
     command = f"export run --data data.npz --max-bytes {text}"
     assert cli.main(command.split()) == 2
     assert re.match(
-        r"cbnn: data\.npz would take 14\d\.\d kB in memory, more than the "
-        r"102\.4 kB allowed\.",
+        r"cbnn: data\.npz would take 19\d\.\d kB in memory, more than the "
+        r"153\.6 kB allowed\.",
         capsys.readouterr().err,
     )
 
@@ -311,8 +313,9 @@ def test_max_bytes_holds_for_artefacts(directory, capsys):
     assert cli.main("export run".split()) == 0
     verify = "verify exports/run --run run --max-bytes"
     # The run takes less than the artefact.
-    assert cli.main([*verify.split(), "50k"]) == 2
-    assert "more than the 51.2 kB allowed" in capsys.readouterr().err
+    assert cli.main([*verify.split(), "150k"]) == 2
+    assert "exports/run/1/saved_model.pb" in (error := capsys.readouterr().err)
+    assert "give a larger max_bytes (--max-bytes)" in error
     assert cli.main([*verify.split(), "100M"]) == 0
 
 

@@ -109,14 +109,14 @@ def test_compressed_arrays_are_refused():
     [
         ({"a.txt": b"hello"}, "'a.txt' is no array, or twice"),
         ({"a.npy": b"hello"}, "magic|EOF"),
-        ({"a.npy": npy(BITS)[:-1]}, r"shape \(5,\) and type uint8 in 132"),
+        ({"a.npy": npy(BITS)[:-1]}, r"shape \(5,\) and type uint8 does not take 4"),
         (
             {"a.npy": npy(np.array([{}]), allow_pickle=True)},
-            "objects, which are never unpickled",
+            "Object arrays cannot be loaded safely",
         ),
         (
             {"a.npy": with_header(header(f"({10**15},)"), b"1")},
-            "shape .* in 129 bytes",
+            "shape .* does not take 1 bytes",
         ),
     ],
 )
