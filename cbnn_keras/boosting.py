@@ -28,6 +28,10 @@ from cbnn_keras.metrics import (  # noqa: F401
     weighted_mean as combine_probabilities,
 )
 
+# Whose reciprocal is a number: a vote is finite.
+_SMALLEST_ERROR = float(np.finfo(np.float64).tiny)
+_LARGEST = float(np.finfo(np.float64).max)
+
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
@@ -62,7 +66,9 @@ def stage_vote(
         num_classes: k, at least 2.
         smallest_weight: The smallest positive omega. A perfect checkpoint
             counts as half a sample wrong, or its vote would be infinite: an e
-            below half of this is replaced by it. Defaults to 0, no floor.
+            below half of this is replaced by it. Defaults to 0, no floor. An
+            omega so small that 1/omega is no number counts as the smallest
+            one for which it is, 2e-308.
 
     Example:
 
@@ -70,8 +76,11 @@ def stage_vote(
     7.54
     >>> round(stage_vote(0.0, num_classes=2, smallest_weight=0.1), 4)
     2.9444
+    >>> round(stage_vote(0.0, num_classes=2, smallest_weight=5e-324), 4)
+    708.3964
     """
-    error = max(error, smallest_weight / 2)
+    if smallest_weight > 0:
+        error = max(error, smallest_weight / 2, _SMALLEST_ERROR)
     return float(np.log((1 - error) / error) + np.log(num_classes - 1))
 
 
@@ -121,10 +130,14 @@ def update_weights(
     ... ).round(12)
     array([0.16666667, 0.16666667, 0.16666667, 0.5       ])
     """
-    exponents = -deviation_rate * vote * correct
+    # An infinite one times 0 would be no number.
+    exponents = -min(deviation_rate * vote, _LARGEST) * correct
     # Z cancels a common factor; without it no rate can make all weights 0.
     updated = weights * np.exp(exponents - exponents.max())
-    return np.asarray(updated / updated.sum())
+    total = updated.sum()
+    if not total:  # what weighs anything is right, all of it: nothing changes
+        return weights
+    return np.asarray(updated / total)
 
 
 def exponential_loss(

@@ -1,10 +1,14 @@
 """Small data and models that many tests share."""
 
+import hashlib
+import json
+
 import keras
 import numpy as np
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
 from cbnn_keras.boosting_policies import Boosting
+from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Header, Round, Settings
 from cbnn_keras.runs.run import MemoryRun
 
@@ -58,13 +62,10 @@ def trained(
     sample_weight=None,
     **options,
 ):
-    """Trains, on `blobs` if not on `data`: `(callback, model, x, y)`.
-
-    As in the paper, where what comes out follows from few lines of arithmetic.
-    """
+    """Trains, on `blobs` if not on `data`: `(callback, model, x, y)`."""
     x, y = data or blobs()
     model = model or dense_model()
-    callback = CBNNCallback.paper(directory, **options)
+    callback = CBNNCallback(directory, **options)
     train = callback.weighted(
         x, y, sample_weight=sample_weight, batch_size=batch_size, seed=1
     )
@@ -98,6 +99,30 @@ def text_model(num_classes=3):
             keras.layers.Dense(num_classes, activation="softmax"),
         ]
     )
+
+
+def change_manifest(directory, change):
+    """Changes a run's manifest as somebody can who reads the documentation."""
+    path = directory / "manifest.json"
+    content = json.loads(path.read_text())
+    change(content)
+    if content.pop("sha256", None):
+        text = json.dumps(
+            dict(sorted(content.items())),
+            sort_keys=True,
+            separators=(",", ":"),
+            ensure_ascii=False,
+        )
+        content["sha256"] = hashlib.sha256(text.encode("utf-8")).hexdigest()
+    path.write_text(json.dumps(content))
+
+
+def list_file(directory, name):
+    """Puts a file into a run's manifest as it is, as an attacker could."""
+    content = (directory / name).read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    found = {"bytes": len(content), "sha256": digest}
+    change_manifest(directory, lambda m: m["files"].update({name: found}))
 
 
 class Undescribed(keras.Model):
@@ -155,7 +180,8 @@ def round_at(step, vote=1.0, **changes):
 
 def memory_ensemble(model, votes, **options):
     """An ensemble of an untrained model: members of really other weights."""
-    run = MemoryRun(header(model, **options))
+    # Put together, as the votes are made up.
+    run = MemoryRun(header(model, **{"method": "parallel", **options}))
     generator = np.random.default_rng(1)
     kept = model.get_weights()
     for step, vote in enumerate(votes, start=1):
@@ -163,7 +189,38 @@ def memory_ensemble(model, votes, **options):
         model.set_weights([_moved(weight, generator) for weight in kept])
         run.add_round(round_at(step, vote), np.ones(8, dtype=bool), model)
     model.set_weights(kept)
+    run.finish()
     return CheckpointEnsemble(run, model)
+
+
+def scored_run(
+    directory,
+    *,
+    num_rounds=3,
+    own_distribution=None,
+    is_finished=True,
+    **changes,
+):
+    """A run that was never trained, but whose votes are earned."""
+    model = dense_model()
+    changes.setdefault("num_samples", 21)
+    run = RunDirectory.create(
+        directory,
+        header(model, **changes),
+        model,
+        own_distribution=own_distribution,
+    )
+    generator = np.random.default_rng(3)
+    booster = run.replay()
+    for number in range(1, num_rounds + 1):
+        correct = generator.random(changes["num_samples"]) < 0.7
+        is_final = is_finished and number == num_rounds
+        stage = booster.add(correct, is_final=is_final)
+        record = Round(step=4 * number, epoch=number, **vars(stage))
+        run.add_round(record, correct, model if stage.is_member else None)
+    if is_finished:
+        run.finish()
+    return run
 
 
 def _moved(weight, generator):

@@ -1,6 +1,8 @@
 """Tests of the arithmetic of CBNN."""
 
+import dataclasses
 import math
+from fractions import Fraction
 from typing import NamedTuple
 
 import hypothesis.extra.numpy as hnp
@@ -23,6 +25,7 @@ from cbnn_keras.boosting import (
     update_weights,
 )
 from cbnn_keras.boosting_policies import Boosting
+from cbnn_keras.data.sample_weights import SampleWeights
 
 # The same examples on every machine; no deadline, as CI machines stall.
 reproducible = settings(derandomize=True, deadline=None, max_examples=100)
@@ -738,3 +741,58 @@ def test_a_single_sample_of_two_classes_gives_no_vote():
 def test_an_absurd_rate_leaves_weights_finite():
     weights = update_weights(np.full(4, 0.25), np.ones(4, bool), 3.0, 500.0)
     np.testing.assert_array_equal(weights, np.full(4, 0.25))
+
+
+# --- Weights and rates at the ends of what a float64 can hold ---
+
+
+@st.composite
+def extreme_rounds(draw):
+    """Weights from 5e-324 to 1.8e308 side by side, and any rate at all."""
+    n = draw(st.integers(1, 8))
+    any_number = st.floats(0, allow_infinity=False, allow_nan=False)
+    special = st.sampled_from([0.0, 5e-324, 1e-320, 1e-300, 1.0, 1e308])
+    weights = draw(st.lists(special | any_number, min_size=n, max_size=n))
+    assume(any(weights))
+    correct = st.lists(st.booleans(), min_size=n, max_size=n)
+    rounds = draw(st.lists(correct, min_size=1, max_size=6))
+    rate = draw(st.sampled_from([0.0, 0.01, 1.0, 1e3, 1e308]) | any_number)
+    return weights, np.array(rounds), rate, draw(st.integers(2, 1000))
+
+
+@reproducible
+@given(extreme_rounds())
+def test_extreme_weights_and_rates_give_numbers(case):
+    given_weights, rounds, rate, num_classes = case
+    weights = SampleWeights(len(given_weights), sample_weight=given_weights)
+    # The shares, by exact arithmetic.
+    exact = [Fraction(weight) for weight in given_weights]
+    shares = [float(weight / sum(exact)) for weight in exact]
+    np.testing.assert_allclose(
+        weights.distribution, shares, rtol=1e-14, atol=5e-324
+    )
+    booster = Booster(weights.distribution, num_classes, Boosting(rate))
+    for number, correct in enumerate(rounds, start=1):
+        stage = booster.add(correct, is_final=number == len(rounds))
+        assert np.isfinite(dataclasses.astuple(stage)).all()
+        assert stage.vote >= 0
+        assert 0 <= stage.bound <= 1 + 1e-12
+        assert (booster.distribution >= 0).all()
+        assert booster.distribution.sum() == pytest.approx(1)
+        weights.assign(booster.distribution)
+        assert np.isfinite(weights.variable).all()
+
+
+def test_smallest_weight_there_is_gives_a_vote_that_is_a_number():
+    """Half of 5e-324 is 0, and one divided by it infinite."""
+    booster = Booster(np.array([5e-324, 1.0]), 2, Boosting())
+    stage = booster.add(np.array([True, True]))
+    # -log of the smallest float64 that is not denormal, 2 ** -1022.
+    assert stage.vote == pytest.approx(1022 * math.log(2))
+
+
+def test_perfect_where_it_weighs_changes_nothing_at_any_rate():
+    """What is wrong weighs nothing: all that has a weight loses it alike."""
+    weights = np.array([0.25, 0.75, 0.0])
+    updated = update_weights(weights, bits("110"), 10.0, deviation_rate=1e4)
+    np.testing.assert_array_equal(updated, weights)

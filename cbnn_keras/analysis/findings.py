@@ -16,6 +16,7 @@ from cbnn_keras.analysis.evaluation import Evaluation, Labelled
 from cbnn_keras.data.labelled import split_labels
 from cbnn_keras.ensemble import CheckpointEnsemble, ModelNeededError
 from cbnn_keras.runs.run import Run
+from cbnn_keras.support.files import MAX_BYTES
 
 Source = CheckpointEnsemble | str | os.PathLike[str]
 
@@ -107,7 +108,7 @@ def examine(
             _without_data(name, source)
             for name, source in zip(names, sources, strict=True)
         ]
-    ensembles = [_as_ensemble(source) for source in sources]
+    ensembles = [as_ensemble(source) for source in sources]
     _check_same_classes(names, ensembles)
     labels = [_labels(ensembles[0], one) for one in data]
     is_own = [[e.run.is_trained_on(y) for y in labels] for e in ensembles]
@@ -156,11 +157,19 @@ def _notes_of(run: Run) -> Iterator[str]:
         )
 
 
-def _as_ensemble(source: Source) -> CheckpointEnsemble:
+def as_ensemble(
+    source: Source, max_bytes: int = MAX_BYTES
+) -> CheckpointEnsemble:
+    """The ensemble of a run directory, or the one that was given.
+
+    Args:
+        source: The ensemble, or where its run is.
+        max_bytes: What the run may take, see `CheckpointEnsemble.load`.
+    """
     if isinstance(source, CheckpointEnsemble):
         return source
     try:
-        return CheckpointEnsemble.load(source)
+        return CheckpointEnsemble.load(source, max_bytes=max_bytes)
     except ModelNeededError as error:
         raise ValueError(
             f"{error} Then, in Python: write_report([ensemble], 'report.html', "

@@ -16,8 +16,10 @@ from cbnn_keras.data.labelled import split_labels
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
 from cbnn_keras.metrics import SMALLEST_PROBABILITY
 from cbnn_keras.runs.directory import RunDirectory
+from cbnn_keras.runs.outputs import check_output
 from cbnn_keras.runs.run import Run
 from cbnn_keras.support import arguments, files
+from cbnn_keras.support.failures import failures_explained
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,7 +127,12 @@ class Suspects:
         The first columns are those of cleanlab's `label_issues`, so that
         `CleanLearning().fit(x, y, label_issues=pandas.read_csv(path))` trains
         without the suspects. Sort by `rank`, from 1, to see them first.
+
+        Raises:
+            RunError: If the path is inside a run.
+            OSError: If it cannot be written, as on a full disk.
         """
+        check_output(path)
         rank = np.empty(len(self.ranking), dtype=np.int64)
         rank[self.ranking] = np.arange(1, len(self.ranking) + 1)
         columns = {
@@ -145,8 +152,9 @@ class Suspects:
         rows = zip(*(c.tolist() for c in columns.values()), strict=True)
         writer.writerows(rows)
         target = pathlib.Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        files.replace_text(target, text.getvalue())
+        with failures_explained(path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            files.replace_text(target, text.getvalue())
 
 
 def suspects(

@@ -56,7 +56,12 @@ def parallel_ensemble(
         _add(combined, source, offset)
         offset += source.run.rounds[-1].step
     combined.make_last_round_final()
-    return CheckpointEnsemble(combined, sources[0].model)
+    if all(source.run.is_finished for source in sources):
+        combined.finish()
+    first_source = sources[0]
+    return CheckpointEnsemble(
+        combined, first_source.model, foreign=first_source.foreign
+    )
 
 
 def _add(combined: MemoryRun, source: CheckpointEnsemble, offset: int) -> None:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from cbnn_keras.commands import options
+from cbnn_keras.support.faults import RunError
 from cbnn_keras.version import __version__
 
 _EXAMPLES = """examples:
@@ -26,7 +28,11 @@ _EXAMPLES = """examples:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; returns the exit code."""
+    """Entry point; returns the exit code.
+
+    2 for a file or a directory that is not what it should be, as for a wrong
+    argument; 1 for other failures, such as an artefact that does not match.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A path must not end a command because a terminal cannot show it.
@@ -35,8 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed.command(parsed)
     except (ImportError, OSError, ValueError) as error:
-        print(f"cbnn: {error}", file=sys.stderr)
-        return 1
+        from cbnn_keras.support.console import paragraph
+
+        print(f"cbnn: {paragraph(error)}", file=sys.stderr)
+        return 2 if isinstance(error, RunError) else 1
     except KeyboardInterrupt:
         print("cbnn: interrupted", file=sys.stderr)
         return 130
@@ -58,29 +66,32 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser(
         "demo", help="train a small ensemble on handwritten digits"
     )
-    _add_demo_options(demo)
+    options.add_demo_options(demo)
     demo.set_defaults(command=_demo)
 
     inspect = commands.add_parser(
         "inspect", help="show the members of a run and its settings"
     )
-    _add_run(inspect)
+    options.add_run(inspect)
     inspect.add_argument(
         "--json", action="store_true", help="print JSON instead of a table"
     )
+    options.add_max_bytes(inspect)
     inspect.set_defaults(command=_inspect)
 
     report = commands.add_parser(
         "report", help="show what runs have learned, in the browser"
     )
-    _add_report_options(report)
+    options.add_report_options(report)
+    options.add_max_bytes(report)
     report.set_defaults(command=_report, error=report.error)
 
     export = commands.add_parser(
         "export", help="write the ensemble as one artefact for serving"
     )
-    _add_run(export)
-    _add_export_options(export)
+    options.add_run(export)
+    options.add_export_options(export)
+    options.add_max_bytes(export)
     export.set_defaults(command=_export, error=export.error)
 
     verify = commands.add_parser(
@@ -90,177 +101,10 @@ def _parser() -> argparse.ArgumentParser:
     verify.add_argument(
         "--run", type=pathlib.Path, required=True, help="directory of the run"
     )
-    _add_data_options(verify)
+    options.add_data_options(verify)
+    options.add_max_bytes(verify)
     verify.set_defaults(command=_verify)
     return parser
-
-
-def _add_demo_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--directory",
-        type=pathlib.Path,
-        help="where the run is kept, with its data beside it (default: "
-        "runs/demo, or the next free runs/demo-2, ...)",
-    )
-    parser.add_argument(
-        "--epochs", type=int, default=30, help="(default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=0,
-        help="of split, model and batches (default: %(default)s)",
-    )
-
-
-def _add_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run",
-        type=pathlib.Path,
-        metavar="RUN",
-        help="the directory of a run, as given to CBNNCallback",
-    )
-
-
-def _add_report_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs",
-        type=pathlib.Path,
-        nargs="*",
-        metavar="RUN",
-        help="directories of runs of any method; several are shown side by "
-        "side",
-    )
-    parser.add_argument(
-        "--data",
-        type=pathlib.Path,
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="FILE",
-        help=".npz files with inputs `x` and labels `y`: data that were not "
-        "trained on (one file at most), the training data in their order, or "
-        "both; which is which is found out",
-    )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=pathlib.Path,
-        default=pathlib.Path("report.html"),
-        help="the page; a file that is there is replaced (default: "
-        "%(default)s)",
-    )
-    parser.add_argument(
-        "--suspects",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="also write how likely each label is wrong, as CSV in the form "
-        "that cleanlab reads; of the training data if they are given",
-    )
-    parser.add_argument(
-        "--class-names",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="a text file with the name of a class in each line",
-    )
-    parser.add_argument(
-        "--loss-plane",
-        action="store_true",
-        help="also draw the loss around three members (figure 1 of the "
-        "paper); takes minutes and needs the training data",
-    )
-
-
-def _add_export_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--format",
-        choices=["saved_model", "onnx", "triton"],
-        default="saved_model",
-        help="(default: %(default)s); triton is a model of its repository",
-    )
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        help="where to (default: exports/ and the run's name); a SavedModel "
-        "and a Triton model get the next version number in that directory",
-    )
-    parser.add_argument(
-        "--members",
-        type=int,
-        metavar="N",
-        help="at most so many, at equal intervals, the final model among them "
-        "(default: all)",
-    )
-    parser.add_argument(
-        "--precision",
-        choices=["float32", "float16", "int8"],
-        default="float32",
-        help="of onnx and triton (default: %(default)s); int8 needs --data",
-    )
-    parser.add_argument(
-        "--serving-config",
-        nargs="?",
-        const="",
-        metavar="DIRECTORY",
-        help="also write models.config for TensorFlow Serving; DIRECTORY is "
-        "where the server sees the models (/models in its container)",
-    )
-    _add_serving_options(parser)
-    _add_data_options(parser)
-
-
-def _add_serving_options(parser: argparse.ArgumentParser) -> None:
-    """Arguments that are called like a field of `ServingOptions`."""
-    parser.add_argument(
-        "--outputs",
-        type=_names,
-        default="probabilities",
-        help="a list, with commas, of probabilities, class, top_k, members, "
-        "disagreement (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--top-k", type=int, default=5, help="(default: %(default)s)"
-    )
-    parser.add_argument(
-        "--voting",
-        choices=["soft", "hard"],
-        default="soft",
-        help="(default: %(default)s)",
-    )
-    parser.add_argument(
-        "--priors",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="divide probabilities by the shares that classes had in training: "
-        "an .npy file, or a text file with one in each line",
-    )
-    parser.add_argument(
-        "--class-names",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="a text file with the name of a class in each line",
-    )
-
-
-def _add_data_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="an .npz file with real inputs as `x`, or one array for each "
-        "input, to verify with and to calibrate int8 (default: made up)",
-    )
-    parser.add_argument(
-        "--preprocess",
-        type=pathlib.Path,
-        metavar="FILE",
-        help="a .keras file with layers that are put in front of the model",
-    )
-    parser.add_argument(
-        "--tolerance",
-        type=float,
-        help="largest difference in any probability (default: 1e-5 in float32)",
-    )
 
 
 def _demo(parsed: argparse.Namespace) -> None:
@@ -278,7 +122,7 @@ def _demo(parsed: argparse.Namespace) -> None:
 def _inspect(parsed: argparse.Namespace) -> None:
     with _quiet_start():
         from cbnn_keras.commands.inspect import inspect_run, print_run
-    content = inspect_run(parsed.run)
+    content = inspect_run(parsed.run, parsed.max_bytes)
     if parsed.json:
         print(json.dumps(content, indent=1))
     else:
@@ -308,10 +152,11 @@ def _report(parsed: argparse.Namespace) -> None:
         class_names=parsed.class_names,
         suspects=parsed.suspects,
         with_loss_plane=parsed.loss_plane,
+        max_bytes=parsed.max_bytes,
     )
-    print(f"The report is in {parsed.output}. Open it in a browser.")
+    _print(f"The report is in {parsed.output}. Open it in a browser.")
     if parsed.suspects is not None:
-        print(f"Suspicious labels are in {parsed.suspects}.")
+        _print(f"Suspicious labels are in {parsed.suspects}.")
 
 
 def _export(parsed: argparse.Namespace) -> None:
@@ -333,6 +178,7 @@ def _export(parsed: argparse.Namespace) -> None:
         precision=parsed.precision,
         serving_config=parsed.serving_config,
         data=parsed.data,
+        max_bytes=parsed.max_bytes,
         **_serving_options(parsed),
     )
     print("\nNext:")
@@ -344,7 +190,7 @@ def _export(parsed: argparse.Namespace) -> None:
         data=parsed.data,
         tolerance=parsed.tolerance,
     ):
-        print(f"  {command}")
+        _print(f"  {command}")
 
 
 def _verify(parsed: argparse.Namespace) -> None:
@@ -356,6 +202,7 @@ def _verify(parsed: argparse.Namespace) -> None:
         parsed.artefact,
         parsed.run,
         data=parsed.data,
+        max_bytes=parsed.max_bytes,
         **_serving_options(parsed),
     )
 
@@ -368,8 +215,10 @@ def _serving_options(parsed: argparse.Namespace) -> dict[str, Any]:
     return {k: value for k, value in vars(parsed).items() if k in fields}
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
+def _print(text: str) -> None:
+    from cbnn_keras.support.console import printable
+
+    print(printable(text))
 
 
 def _start_devices() -> None:

@@ -1,7 +1,9 @@
 """`cbnn demo`: CBNN on real handwritten digits in less than a minute."""
 
+import io
 import itertools
 import json
+import os
 import pathlib
 import shlex
 
@@ -14,6 +16,10 @@ from rich.table import Table
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
 from cbnn_keras.metrics import accuracy
 from cbnn_keras.runs.directory import check_available
+from cbnn_keras.runs.outputs import check_output
+from cbnn_keras.support import files
+from cbnn_keras.support.failures import failures_explained
+from cbnn_keras.support.faults import RunError
 from cbnn_keras.training.callback import CBNNCallback
 
 Arrays = tuple[np.ndarray, np.ndarray]
@@ -42,6 +48,7 @@ def run_demo(
         directory = free_directory(pathlib.Path("runs/demo"))
     # What can fail fails before the training.
     check_available(directory)
+    check_output(directory)
     console = Console(highlight=False, markup=False, emoji=False)
     train, validation, test = load_digits(seed)
     data = save_data(directory, train, test)
@@ -83,7 +90,8 @@ def save_data(
     """Keeps the data beside the run, for `cbnn report`; gives their paths.
 
     Raises:
-        ValueError: If the directory has no name, and so nothing is beside it.
+        ValueError: If the directory has no name, and so nothing is beside it,
+            or if other data are there.
     """
     run = named(directory)
     if not run.name:
@@ -91,12 +99,34 @@ def save_data(
             f"{directory} has no directory above it, where the demo's data "
             "would be kept. Choose another directory."
         )
-    run.parent.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, (x, y) in {"train": train, "test": test}.items():
-        paths.append(str(run.with_name(f"{run.name}.{name}.npz")))
-        np.savez_compressed(paths[-1], x=x, y=y)
-    return paths
+    contents = {
+        run.with_name(f"{run.name}.{name}.npz"): _compressed(*arrays)
+        for name, arrays in {"train": train, "test": test}.items()
+    }
+    for path, content in contents.items():
+        check_output(path)
+        # Those of the same demo are the same, byte for byte.
+        if os.path.lexists(path) and not _holds(path, content):
+            raise RunError(
+                f"{path} is there already, with other data, and is not "
+                "replaced. Choose another directory."
+            )
+    for path, content in contents.items():
+        with failures_explained(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.replace_bytes(path, content)
+    return [str(path) for path in contents]
+
+
+def _compressed(x: np.ndarray, y: np.ndarray) -> bytes:
+    content = io.BytesIO()
+    np.savez_compressed(content, x=x, y=y)
+    return content.getvalue()
+
+
+def _holds(path: pathlib.Path, content: bytes) -> bool:
+    with files.open_regular(path) as file:
+        return file.read(len(content) + 1) == content
 
 
 def named(directory: pathlib.Path) -> pathlib.Path:

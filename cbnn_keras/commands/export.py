@@ -4,20 +4,27 @@ import pathlib
 import shlex
 from typing import Any
 
-from cbnn_keras.commands.inputs import load_inputs, load_priors, read_lines
+from cbnn_keras.commands.inputs import (
+    faults_of_data,
+    load_inputs,
+    load_preprocess,
+    load_priors,
+    read_lines,
+)
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.export.onnx import export_onnx
 from cbnn_keras.export.placing import Artefact
 from cbnn_keras.export.saved_model import export_saved_model
 from cbnn_keras.export.triton import export_triton
 from cbnn_keras.export.verify import Parity, verify_artefact
-from cbnn_keras.models import copying
+from cbnn_keras.runs.outputs import check_output
+from cbnn_keras.support.files import MAX_BYTES
 
 # Options of an export that are files on the command line.
 _READERS = {
     "priors": load_priors,
     "class_names": read_lines,
-    "preprocess": copying.load_architecture,
+    "preprocess": load_preprocess,
 }
 
 
@@ -30,6 +37,7 @@ def export_run(
     precision: str = "float32",
     serving_config: str | None = None,
     data: pathlib.Path | None = None,
+    max_bytes: int = MAX_BYTES,
     **options: Any,
 ) -> Artefact:
     """Exports what is in a run directory.
@@ -44,30 +52,39 @@ def export_run(
         serving_config: The directory of the models as TensorFlow Serving sees
             it, see `export_saved_model`.
         data: An `.npz` file with `x`, or with an array for each input.
+        max_bytes: What the run, and the data, may take in memory.
         **options: The fields of `ServingOptions`, some of them as files:
             `priors`, an `.npy` file with the share of each class in training,
             or a text file with one per line; `class_names`, a text file with
             the name of a class in each line; `preprocess`, a `.keras` file.
+
+    Raises:
+        RunError: If a file is damaged or of the wrong kind, if the output
+            would replace an input or change a run, or if the run is not
+            finished.
     """
-    ensemble = CheckpointEnsemble.load(run)
+    target = output or default_output(run, format)
+    files = [options.get(name) for name in _READERS]
+    check_output(target, [path for path in (*files, data) if path is not None])
+    ensemble = CheckpointEnsemble.load(run, max_bytes=max_bytes)
     if num_members is not None:
         ensemble = ensemble.select(num=num_members)
-    samples = None if data is None else load_inputs(data)
+    samples = None if data is None else load_inputs(data, max_bytes)
     given = {**_read(options), "sample_data": samples}
-    target = output or default_output(run, format)
-    if format == "saved_model":
-        return export_saved_model(
-            ensemble, target, serving_config=serving_config, **given
+    with faults_of_data([] if data is None else [data]):
+        if format == "saved_model":
+            return export_saved_model(
+                ensemble, target, serving_config=serving_config, **given
+            )
+        export = export_onnx if format == "onnx" else export_triton
+        calibration = samples if precision == "int8" else None
+        return export(
+            ensemble,
+            target,
+            precision=precision,
+            calibration_data=calibration,
+            **given,
         )
-    export = export_onnx if format == "onnx" else export_triton
-    calibration = samples if precision == "int8" else None
-    return export(
-        ensemble,
-        target,
-        precision=precision,
-        calibration_data=calibration,
-        **given,
-    )
 
 
 def verify_run(
@@ -75,6 +92,7 @@ def verify_run(
     run: pathlib.Path,
     *,
     data: pathlib.Path | None = None,
+    max_bytes: int = MAX_BYTES,
     **options: Any,
 ) -> Parity:
     """Compares an artefact with the run that it was exported from.
@@ -83,14 +101,26 @@ def verify_run(
         artefact: What an export wrote.
         run: The run directory.
         data: An `.npz` file with `x`, or with an array for each input.
+        max_bytes: What the run, the artefact and the data may take in memory,
+            each.
         **options: Those of `verify_artefact`; `preprocess` is a file.
+
+    Raises:
+        RunError: If a file is damaged or of the wrong kind, or if the artefact
+            is refused.
+        ValueError: If they do not match.
     """
-    return verify_artefact(
-        artefact,
-        CheckpointEnsemble.load(run),
-        sample_data=None if data is None else load_inputs(data),
-        **_read(options),
-    )
+    ensemble = CheckpointEnsemble.load(run, max_bytes=max_bytes)
+    samples = None if data is None else load_inputs(data, max_bytes)
+    given = _read(options)
+    with faults_of_data([] if data is None else [data]):
+        return verify_artefact(
+            artefact,
+            ensemble,
+            sample_data=samples,
+            max_bytes=max_bytes,
+            **given,
+        )
 
 
 def default_output(run: pathlib.Path, format: str) -> pathlib.Path:

@@ -1,68 +1,125 @@
 """Data for the command line: arrays and lists in files."""
 
+import contextlib
 import pathlib
-import zipfile
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
+from cbnn_keras.models.foreign import Foreign
+from cbnn_keras.support import arrays
+from cbnn_keras.support.faults import RunError, shortened
+from cbnn_keras.support.files import MAX_BYTES
 
-def load_inputs(path: pathlib.Path) -> Any:
+_TEXT_BYTES = 2**24  # of a file of priors or names: millions of classes
+
+
+def load_inputs(path: pathlib.Path, max_bytes: int = MAX_BYTES) -> Any:
     """The array `x` of an `.npz` file, or all arrays but `y`, by name.
 
+    Args:
+        path: The file.
+        max_bytes: What its arrays may take.
+
     Raises:
-        ValueError: If the file is no such file.
+        RunError: If the file is no such file, or too large.
     """
-    return _inputs(path, _load(path, "x=..."))
+    return _inputs(path, _load(path, "x=...", max_bytes))
 
 
-def load_labelled(path: pathlib.Path) -> tuple[Any, np.ndarray]:
+def load_labelled(
+    path: pathlib.Path, max_bytes: int = MAX_BYTES
+) -> tuple[Any, np.ndarray]:
     """Inputs as `load_inputs` gives them, and `y` of the same `.npz` file.
 
+    Args:
+        path: The file.
+        max_bytes: What its arrays may take.
+
     Raises:
-        ValueError: If the file is no such file.
+        RunError: If the file is no such file, or too large.
     """
-    arrays = _load(path, "x=..., y=...")
-    if "y" not in arrays:
-        raise ValueError(
-            f"{path} holds no labels `y`, only {', '.join(sorted(arrays))}. "
+    found = _load(path, "x=..., y=...", max_bytes)
+    if "y" not in found:
+        raise RunError(
+            f"{path} holds no labels `y`, only {', '.join(sorted(found))}. "
             "Write one with np.savez(path, x=..., y=...)."
         )
-    return _inputs(path, arrays), arrays["y"]
+    return _inputs(path, found), found["y"]
 
 
-def _load(path: pathlib.Path, content: str) -> dict[str, np.ndarray]:
+@contextlib.contextmanager
+def faults_of_data(paths: Sequence[pathlib.Path]) -> Iterator[None]:
+    """Names data that a model cannot compute with, whatever it raises.
+
+    Args:
+        paths: The files that the data come from; without any, errors pass.
+
+    Raises:
+        RunError: In place of what neither the package nor the system says.
+    """
     try:
-        with path.open("rb") as opened:
-            file = np.load(opened, allow_pickle=False)
-            if isinstance(file, np.ndarray):
-                raise ValueError("it is one array, an .npy file")
-            arrays = {name: file[name] for name in file.files}
-    except (EOFError, OSError, ValueError, zipfile.BadZipFile) as error:
+        yield
+    except (ImportError, OSError, ValueError):
+        raise
+    except Exception as error:
+        if not paths:
+            raise
+        raise RunError(
+            f"The model cannot compute with {', '.join(map(str, paths))} "
+            f"({shortened(error)}). Give data as the model was trained on."
+        ) from error
+
+
+def _load(
+    path: pathlib.Path, content: str, max_bytes: int
+) -> dict[str, np.ndarray]:
+    try:
+        found = arrays.read_npz(path, max_bytes)
+    except RunError:  # says what is wrong
+        raise
+    except Exception as error:  # of bytes that someone else chose
         is_pickled = "Object arrays" in str(error)
-        raise ValueError(
-            f"{path} is not an .npz file of arrays ({error}). Write one with "
-            f"np.savez(path, {content})."
+        raise RunError(
+            f"{path} is not an .npz file of arrays ({shortened(error)}). Write "
+            f"one with np.savez(path, {content})."
             + (" Texts are arrays of strings: x.astype(str)." * is_pickled)
         ) from error
-    for name, array in arrays.items():
+    for name, array in found.items():
         if not array.ndim:
-            raise ValueError(
+            raise RunError(
                 f"{path}: {name!r} is a single value. Every array must have a "
                 "row for each sample; leave others out."
             )
-    return arrays
+        if not len(array):
+            raise RunError(
+                f"{path}: {name!r} has no rows. Give one sample at least."
+            )
+    _check_lengths(path, {name: len(array) for name, array in found.items()})
+    return found
 
 
-def _inputs(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> Any:
+def _check_lengths(path: pathlib.Path, lengths: dict[str, int]) -> None:
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name!r} {n}" for name, n in lengths.items())
+        raise RunError(
+            f"{path}: the arrays have different numbers of rows: {listed}. "
+            "Every array must have a row for each sample; leave others out."
+        )
+
+
+def _inputs(path: pathlib.Path, found: dict[str, np.ndarray]) -> Any:
     # Keras knows strings only as objects, which `np.savez` would pickle.
     inputs = {
         name: array.astype(object) if array.dtype.kind in "US" else array
-        for name, array in arrays.items()
+        for name, array in found.items()
         if name != "y"
     }
     if not inputs:
-        raise ValueError(f"{path} holds no array `x`.")
+        raise RunError(f"{path} holds no array `x`.")
     return inputs["x"] if set(inputs) == {"x"} else inputs
 
 
@@ -70,29 +127,73 @@ def load_priors(path: pathlib.Path) -> np.ndarray:
     """The numbers of an `.npy` file, or of a text file, one in each line.
 
     Raises:
-        ValueError: If the file is no such file.
+        RunError: If the file is no such file, or if they cannot be shares.
     """
     try:
-        if path.suffix != ".npy":
-            return np.array([float(text) for text in path.read_text().split()])
-        with path.open("rb") as opened:
-            return np.lib.format.read_array(opened, allow_pickle=False)
-    except (EOFError, ValueError) as error:
-        raise ValueError(
-            f"{path} holds no priors ({error}). Write them with np.save("
-            "'priors.npy', class_priors(labels)), or one number per line."
+        if path.suffix == ".npy":
+            priors = arrays.read_npy(path, _TEXT_BYTES)
+        else:
+            texts = _read_text(path).split()
+            priors = np.array([float(text) for text in texts])
+        if priors.ndim != 1 or priors.dtype.kind not in "biuf":
+            raise ValueError(f"an array of shape {priors.shape}")
+        if not len(priors) or not np.all(np.isfinite(priors) & (priors >= 0)):
+            raise ValueError("shares of classes are finite and not below 0")
+    except RunError:  # says what is wrong
+        raise
+    except Exception as error:  # of bytes that someone else chose
+        raise RunError(
+            f"{path} holds no priors ({shortened(error)}). Write them with "
+            "np.save('priors.npy', class_priors(labels)), or one number per "
+            "line."
         ) from error
+    return priors
 
 
 def read_lines(path: pathlib.Path | None) -> list[str] | None:
     """The lines of a text file in UTF-8, or None without one.
 
     Raises:
-        ValueError: If it is in another encoding.
+        RunError: If it is in another encoding, or has control characters.
     """
     if path is None:
         return None
     try:
-        return path.read_text("utf-8-sig").rstrip().splitlines()
+        text = _read_text(path)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not in UTF-8 ({error}).") from error
+        raise RunError(f"{path} is not in UTF-8 ({error}).") from error
+    lines = text.rstrip().split("\n") if text.strip() else []
+    lines = [line.removesuffix("\r") for line in lines]
+    for number, line in enumerate(lines, start=1):
+        if re.search(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]", line):
+            raise RunError(
+                f"{path}: line {number} has a control character in it. Write "
+                "names as text, one in each line."
+            )
+    return lines
+
+
+def _read_text(path: pathlib.Path) -> str:
+    with arrays.opened(path) as file:
+        content = file.read(_TEXT_BYTES + 1)
+    if len(content) > _TEXT_BYTES:
+        raise RunError(
+            f"{path} has more than {_TEXT_BYTES} bytes, and is not read. Is it "
+            "the right file?"
+        )
+    return content.decode("utf-8-sig")
+
+
+def load_preprocess(
+    path: pathlib.Path, max_bytes: int = MAX_BYTES
+) -> keras.Model:
+    """The model of a `.keras` file, as one that someone else made.
+
+    Args:
+        path: The file; a link that the user names is the user's own.
+        max_bytes: What the model may take.
+
+    Raises:
+        RunError: If the file is no such file.
+    """
+    return Foreign(max_bytes=max_bytes).load(path.resolve())

@@ -8,15 +8,29 @@ from rich.table import Table
 
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Json
+from cbnn_keras.support import files
+from cbnn_keras.support.console import printable
+
+UNFINISHED = (
+    "Training has been interrupted or still goes on. Resume it with "
+    "CBNNCallback(directory, resume=True), or export the members so far with "
+    "cbnn export --allow-unfinished."
+)
 
 
-def inspect_run(directory: pathlib.Path) -> Json:
+def inspect_run(
+    directory: pathlib.Path, max_bytes: int = files.MAX_BYTES
+) -> Json:
     """Header, rounds and sizes of a run, after checking every file.
 
+    Args:
+        directory: The run.
+        max_bytes: What its files may take.
+
     Raises:
-        ValueError: If the directory is not a run, or a file is damaged.
+        RunError: If the directory is not a run, or a file is damaged.
     """
-    run = RunDirectory.open(directory)
+    run = RunDirectory.open(directory, max_bytes)
     run.verify()
     rounds = [
         {
@@ -31,6 +45,7 @@ def inspect_run(directory: pathlib.Path) -> Json:
     return {
         "directory": str(directory),
         "is_finished": run.is_finished,
+        "note": None if run.is_finished else UNFINISHED,
         "header": run.header.to_json(),
         "rounds": rounds,
     }
@@ -42,17 +57,21 @@ def print_run(content: Json) -> None:
     header, rounds = content["header"], content["rounds"]
     num_members = sum(r["is_kept"] for r in rounds)
     status = "complete" if content["is_finished"] else "not finished"
-    console.print(
+    lines = [
         f"{content['directory']}: {status}, "
         f"{num_members} member{'' if num_members == 1 else 's'}, "
         f"{header['num_classes']} classes, {header['num_samples']:,} training "
-        f"samples, {header['num_parameters']:,} parameters",
-        soft_wrap=True,
-    )
+        f"samples, {header['num_parameters']:,} parameters"
+    ]
+    if content["note"] is not None:
+        lines.append(content["note"])
+    # What the run says of itself may come from elsewhere.
+    for line in lines:
+        console.print(printable(line), soft_wrap=True)
     console.print(_rounds_table(rounds))
     named = {"method": header["method"], **header["settings"]}
     settings = ", ".join(f"{name} {value}" for name, value in named.items())
-    console.print(f"Settings: {settings}", soft_wrap=True)
+    console.print(printable(f"Settings: {settings}"), soft_wrap=True)
 
 
 def _rounds_table(rounds: list[Json]) -> Table:

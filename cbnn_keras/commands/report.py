@@ -4,9 +4,16 @@ import pathlib
 from collections.abc import Sequence
 
 from cbnn_keras.analysis.evaluation import Labelled
-from cbnn_keras.analysis.findings import Findings
+from cbnn_keras.analysis.findings import Findings, Source, as_ensemble
 from cbnn_keras.analysis.report import write_report
-from cbnn_keras.commands.inputs import load_labelled, read_lines
+from cbnn_keras.commands.inputs import (
+    faults_of_data,
+    load_labelled,
+    read_lines,
+)
+from cbnn_keras.runs.directory import RunDirectory
+from cbnn_keras.runs.outputs import check_output
+from cbnn_keras.support.files import MAX_BYTES
 
 
 def report_files(
@@ -17,6 +24,7 @@ def report_files(
     class_names: pathlib.Path | None = None,
     suspects: pathlib.Path | None = None,
     with_loss_plane: bool = False,
+    max_bytes: int = MAX_BYTES,
 ) -> list[Findings]:
     """Writes the report of run directories and data files.
 
@@ -27,21 +35,34 @@ def report_files(
         class_names: A text file with the name of a class in each line.
         suspects: The file to write the suspicious labels to.
         with_loss_plane: Whether to add the loss around three members.
+        max_bytes: What each run, and each data file, may take in memory.
 
     Returns:
         The numbers behind the page, see `write_report`.
 
     Raises:
-        ValueError: If a file or an argument does not fit.
+        RunError: If a file is damaged or of the wrong kind, or if an output
+            would replace an input or change a run.
+        ValueError: If an argument does not fit.
     """
+    names = [] if class_names is None else [class_names]
     for written in filter(None, (output, suspects)):
-        if written.resolve() in [path.resolve() for path in data]:
-            raise ValueError(f"{written} holds data, and is not replaced.")
-    return write_report(
-        runs,
-        output,
-        data=[Labelled(path.name, *load_labelled(path)) for path in data],
-        class_names=read_lines(class_names),
-        suspects=suspects,
-        with_loss_plane=with_loss_plane,
-    )
+        check_output(written, [*data, *names])
+    sets = [
+        Labelled(path.name, *load_labelled(path, max_bytes)) for path in data
+    ]
+    # Runs that nothing is predicted with need not be rebuilt.
+    sources: list[Source] = list(runs)
+    for run in runs:
+        RunDirectory.open(run.absolute(), max_bytes)
+    if data:
+        sources = [as_ensemble(run, max_bytes) for run in runs]
+    with faults_of_data(data):
+        return write_report(
+            sources,
+            output,
+            data=sets,
+            class_names=read_lines(class_names),
+            suspects=suspects,
+            with_loss_plane=with_loss_plane,
+        )

@@ -15,6 +15,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cbnn_keras.data.steadiness import (
+    EMPTY,
+    SHUFFLES_INSIDE,
+    cardinality,
+    changed_length,
+    sample_hash,
+)
+
 Augment = Callable[[Any, tf.Tensor], Any]
 # Wraps an iterable of batches to show its progress: (iterable, total) -> same.
 Track = Callable[[Iterable[Any], int], Iterable[Any]]
@@ -99,7 +107,11 @@ class ArraySamples(Samples):
             int(a.shape[0]) if a.shape.rank else None
             for a in tf.nest.flatten((self._x, self._y))
         ]
-        if len(set(sizes)) != 1 or sizes[0] is None or sizes[0] == 0:
+        if set(sizes) == {0}:
+            raise ValueError(
+                "weighted(x, y): x and y are empty. Give at least one sample."
+            )
+        if len(set(sizes)) != 1 or sizes[0] is None:
             raise ValueError(
                 "weighted(x, y): every array needs one entry per sample along "
                 "its first axis; received first axes of "
@@ -186,7 +198,7 @@ class DatasetSamples(Samples):
                 "the argument `sample_weight`."
             )
         self._check_single_label(spec[1])
-        self.num_samples = _cardinality(dataset, num_samples)
+        self.num_samples = cardinality(dataset, num_samples)
         self._dataset = dataset
         self._hashes: np.ndarray | None = None
         self._check_head()
@@ -203,7 +215,10 @@ class DatasetSamples(Samples):
 
         def one_pass(_: tf.Tensor) -> tf.data.Dataset:
             key = next_key()
-            samples = self._dataset.enumerate()
+            # Refuses a pass that is longer or shorter, as it happens.
+            samples = self._dataset.apply(
+                tf.data.experimental.assert_cardinality(self.num_samples)
+            ).enumerate()
             if buffer:
                 # `shuffle` mixes in the seed of the graph, this function's.
                 # Unset, it is the global one: then the key does not decide
@@ -234,19 +249,21 @@ class DatasetSamples(Samples):
 
     def inputs(self, batch_size: int) -> Iterator[Any]:
         hashed = self._dataset.map(
-            lambda x, y: (x, _hash(x, y)), num_parallel_calls=tf.data.AUTOTUNE
+            lambda x, y: (x, sample_hash(x, y)),
+            num_parallel_calls=tf.data.AUTOTUNE,
         )
         position = 0
         for x, hashes in hashed.batch(batch_size).prefetch(tf.data.AUTOTUNE):
             self._check_hashes(position, hashes.numpy())
             position += len(hashes)
             yield x
-        if self._hashes is not None and position != len(self._hashes):
-            raise ValueError(_SHUFFLES_INSIDE)
+        if position != self.num_samples:
+            raise ValueError(changed_length(self.num_samples))
 
     def labels(self, track: Track = untracked) -> np.ndarray:
         labelled = self._dataset.map(
-            lambda x, y: (y, _hash(x, y)), num_parallel_calls=tf.data.AUTOTUNE
+            lambda x, y: (y, sample_hash(x, y)),
+            num_parallel_calls=tf.data.AUTOTUNE,
         )
         batches = labelled.batch(self._READ_BATCH).prefetch(tf.data.AUTOTUNE)
         num_batches = -(-self.num_samples // self._READ_BATCH)
@@ -281,28 +298,25 @@ class DatasetSamples(Samples):
                 )
 
     def _check_head(self) -> None:
-        head = self._dataset.take(self._HEAD).map(_hash)
+        head = self._dataset.take(self._HEAD).map(sample_hash)
         first, second = (
             np.array([code.numpy() for code in head]) for _ in range(2)
         )
+        if not len(first):
+            raise ValueError(EMPTY)
+        if len(first) != len(second):
+            raise ValueError(changed_length(self.num_samples))
         if not np.array_equal(first, second):
-            raise ValueError(_SHUFFLES_INSIDE)
+            raise ValueError(SHUFFLES_INSIDE)
 
     def _check_hashes(self, position: int, hashes: np.ndarray) -> None:
         if self._hashes is None:
             return
+        if position + len(hashes) > self.num_samples:
+            raise ValueError(changed_length(self.num_samples))
         known = self._hashes[position : position + len(hashes)]
         if not np.array_equal(known, hashes):
-            raise ValueError(_SHUFFLES_INSIDE)
-
-
-_SHUFFLES_INSIDE = (
-    "weighted(dataset): the same position gave another sample in a second "
-    "pass, so the dataset shuffles or augments inside and a sample weight "
-    "would belong to no sample. Remove `.shuffle(...)` (with TFDS, "
-    "`shuffle_files=False`) and random maps from the dataset; `weighted` takes "
-    "`shuffle=` and `augment=` instead."
-)
+            raise ValueError(SHUFFLES_INSIDE)
 
 
 def _with_key(dataset: tf.data.Dataset, key: tf.Tensor) -> tf.data.Dataset:
@@ -313,43 +327,6 @@ def _with_key(dataset: tf.data.Dataset, key: tf.Tensor) -> tf.data.Dataset:
 
 def _sample_seed(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
     return tf.random.experimental.stateless_fold_in(key, index)
-
-
-def _hash(x: Any, y: Any) -> tf.Tensor:
-    tensors = tf.nest.flatten((x, y), expand_composites=True)
-    parts = [tf.io.serialize_tensor(tensor) for tensor in tensors]
-    # 31 bits: half the memory of 63, and one miss in 2e9 is rare enough.
-    code = tf.strings.to_hash_bucket_fast(tf.strings.join(parts), 2**31 - 1)
-    return tf.cast(code, tf.int32)
-
-
-def _cardinality(dataset: tf.data.Dataset, num_samples: int | None) -> int:
-    known = int(dataset.cardinality())
-    if known == tf.data.INFINITE_CARDINALITY:
-        raise ValueError(
-            "weighted(dataset): the dataset repeats for ever; remove "
-            "`.repeat()`. `fit(epochs=...)` sets the number of passes."
-        )
-    if known == tf.data.UNKNOWN_CARDINALITY:
-        if num_samples is None:
-            raise ValueError(
-                "weighted(dataset): the number of samples is not known to "
-                "tf.data (after `filter`, `flat_map`, `from_generator`, ...). "
-                "Give it as `num_samples`."
-            )
-        if num_samples < 1:
-            raise ValueError(
-                f"weighted(num_samples={num_samples}): at least 1."
-            )
-        return num_samples
-    if num_samples not in (None, known):
-        raise ValueError(
-            f"weighted(dataset): num_samples={num_samples}, but the dataset "
-            f"has {known} samples. Leave `num_samples` out."
-        )
-    if known == 0:
-        raise ValueError("weighted(dataset): the dataset is empty.")
-    return known
 
 
 def as_samples(x: Any, y: Any, num_samples: int | None = None) -> Samples:

@@ -28,7 +28,7 @@ def as_pair(data: Any, name: str = "validation_data") -> tuple[Any, Any]:
 
 
 def split_labels(
-    classifier: Classifier, x: Any, y: Any = None
+    classifier: Classifier, x: Any, y: Any = None, name: str = "The data"
 ) -> tuple[Any, np.ndarray]:
     """Inputs for `predict` and the class index of each sample.
 
@@ -36,11 +36,15 @@ def split_labels(
         classifier: Says which labels fit.
         x: Inputs, or a `tf.data.Dataset` of batches `(x, y)`.
         y: Labels in any of the formats of training, or None with a dataset.
+        name: What messages call them.
+
+    Raises:
+        ValueError: If there are no labels, or not one for each sample.
     """
     if isinstance(x, tf.data.Dataset):
         if y is not None:
             raise ValueError("A dataset brings its own labels; leave `y` out.")
-        x, y = _split_dataset(x)
+        x, y = _split_dataset(x, name)
     elif y is None:
         raise ValueError(
             "The labels are missing: give `x, y` or a tf.data.Dataset of "
@@ -57,10 +61,29 @@ def split_labels(
                 f"{', '.join(map(str, sorted(sizes)))}: give one label "
                 "per sample."
             )
+    if not len(labels):
+        raise empty(name)
     return x, labels
 
 
-def _split_dataset(dataset: tf.data.Dataset) -> tuple[Any, np.ndarray]:
+def empty(name: str) -> ValueError:
+    """The error for data without a sample."""
+    return ValueError(f"{name}: there are no samples. Give at least one.")
+
+
+def check_same_length(name: str, first: int, second: int) -> None:
+    """Raises a `ValueError` for two passes that are not equally long."""
+    if first != second:
+        raise ValueError(
+            f"{name}: one pass gave {first} samples and the next {second}, but "
+            "each member predicts in a pass of its own. Give a dataset that is "
+            "the same in every pass; `.cache()` keeps what the first one gave."
+        )
+
+
+def _split_dataset(
+    dataset: tf.data.Dataset, name: str
+) -> tuple[Any, np.ndarray]:
     spec = dataset.element_spec
     is_pair = isinstance(spec, tuple) and len(spec) >= 2
     if not is_pair or getattr(spec[1], "shape", None) == ():
@@ -69,9 +92,11 @@ def _split_dataset(dataset: tf.data.Dataset) -> tuple[Any, np.ndarray]:
             f"samples. Its elements are {spec}."
         )
     labels = dataset.map(lambda x, y, *_: y)
-    first, second = (
-        np.concatenate([y.numpy() for y in labels]) for _ in range(2)
-    )
+    passes = [[y.numpy() for y in labels] for _ in range(2)]
+    if not all(passes):
+        raise empty(name)
+    first, second = map(np.concatenate, passes)
+    check_same_length(name, len(first), len(second))
     # Members predict in separate passes: sample i must stay sample i.
     if not np.array_equal(first, second):
         raise ValueError(

@@ -248,4 +248,9 @@ def _distribution(sample_weight: Any, num_samples: int) -> np.ndarray:
             "weighted(sample_weight=...) is zero for every sample: at least "
             "one must be positive."
         )
-    return np.asarray(weights / weights.sum())
+    with np.errstate(over="ignore"):
+        total = weights.sum()
+    if np.isinf(total):  # each is a number, but their sum is not
+        weights = weights / weights.max()
+        total = weights.sum()
+    return np.asarray(weights / total)

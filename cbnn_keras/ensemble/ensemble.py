@@ -2,7 +2,8 @@
 
 import os
 import pathlib
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any, TypedDict, Unpack
 
 import keras
@@ -10,18 +11,26 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cbnn_keras import imbalance, metrics
-from cbnn_keras.data.labelled import as_pair, split_labels
+from cbnn_keras.data.labelled import (
+    as_pair,
+    check_same_length,
+    split_labels,
+)
 from cbnn_keras.ensemble import merging, selection
 from cbnn_keras.ensemble.members import (
     CACHE_BYTES,
     Members,
+    check_has_members,
     readable_inputs,
 )
 from cbnn_keras.ensemble.voting import checked_priors
+from cbnn_keras.models.foreign import Foreign, RebuildError
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.run import Run
 from cbnn_keras.support import arguments
 from cbnn_keras.support.console import Reporter
+from cbnn_keras.support.faults import RunError
+from cbnn_keras.support.files import MAX_BYTES
 
 
 class PredictOptions(TypedDict, total=False):
@@ -59,9 +68,16 @@ class CheckpointEnsemble(Members):
         model: keras.Model | None = None,
         cache_bytes: int = CACHE_BYTES,
         *,
+        custom_objects: Mapping[str, Any] | None = None,
+        max_bytes: int = MAX_BYTES,
         members: str = "trusted",
     ) -> "CheckpointEnsemble":
         """Opens a run directory after checking every file against its hash.
+
+        The directory may be from someone else: nothing in it is run as code,
+        and nothing is taken into memory that is larger than `max_bytes`. A
+        model that is read from the directory stays under these rules in every
+        copy that is made of it, as `as_model` and exports do.
 
         Args:
             directory: What `CBNNCallback` or `save` was given.
@@ -70,26 +86,49 @@ class CheckpointEnsemble(Members):
             cache_bytes: How much of the members is kept in memory once it was
                 read. Defaults to 1 GB (2**30 bytes); 0 reads the disk in every
                 call.
+            custom_objects: Your own classes and functions that the
+                architecture may name, `{name: class}`. What is registered with
+                `@keras.saving.register_keras_serializable()` need not be here.
+            max_bytes: How much room the run and its model may take. Defaults
+                to 4 GB (`4 * 2**30` bytes).
             members: `"trusted"`, those whose training likelihood is near that
                 of the last one (all, in a run of `CBNNCallback.paper` or of a
                 baseline), or `"all"`.
 
         Raises:
-            ValueError: If the directory is not a run, or a file is damaged.
+            RunError: If the directory is not a run, or something is wrong with
+                a file. A `ValueError`.
+            ModelNeededError: If the model cannot be built without your code.
         """
         room = arguments.integer(
             "CheckpointEnsemble.load", "cache_bytes", cache_bytes, at_least=0
         )
-        run = RunDirectory.open(pathlib.Path(directory).absolute())
+        foreign = Foreign(
+            _checked_objects(custom_objects),
+            arguments.integer(
+                "CheckpointEnsemble.load", "max_bytes", max_bytes
+            ),
+        )
+        run = RunDirectory.open(
+            pathlib.Path(directory).absolute(), foreign.max_bytes
+        )
         run.verify()
+        # Before the model: a run that has just begun holds none either.
+        check_has_members(run.members)
+        steps = voting_members(run, members)
         if model is None:
-            model = _load_model(run)
-        if not model.built:
+            made = _load_model(run, foreign)
+            ensemble = cls(run, made, steps, room, foreign=foreign)
+        elif not model.built:
             raise ValueError(
                 "CheckpointEnsemble.load(model=...): the model has no weights "
                 "yet. Build it first: call it on a batch of data."
             )
-        return cls(run, model, voting_members(run, members), room)
+        else:
+            ensemble = cls(run, model, steps, room)
+        if not run.is_finished:
+            _warn_of_unfinished(run)
+        return ensemble
 
     def predict(
         self,
@@ -121,6 +160,7 @@ class CheckpointEnsemble(Members):
         priors = checked_priors(voting, priors, self.classifier)
         inputs = readable_inputs(x)
         mean = metrics.RunningMean()
+        length = None
         with self._lender.lent() as load:
             for step, vote in Reporter(verbose).track(
                 zip(self._steps, self.votes, strict=True),
@@ -128,6 +168,8 @@ class CheckpointEnsemble(Members):
                 "members predict",
             ):
                 found = self.classifier.predict(load(step), inputs, batch_size)
+                length = len(found) if length is None else length
+                check_same_length("The inputs", length, len(found))
                 if voting == "hard":
                     found = metrics.one_hot_votes(found)
                 average = mean.add(found, vote)
@@ -166,8 +208,9 @@ class CheckpointEnsemble(Members):
         Returns:
             `{"accuracy": ..., "negative_log_likelihood": ...}`
         """
-        inputs, labels = split_labels(self.classifier, x, y)
+        inputs, labels = split_labels(self.classifier, x, y, "evaluate()")
         found = self.predict(inputs, **options)
+        check_same_length("evaluate()", len(labels), len(found))
         return {
             "accuracy": metrics.accuracy(found, labels),
             "negative_log_likelihood": metrics.negative_log_likelihood(
@@ -208,13 +251,15 @@ class CheckpointEnsemble(Members):
             wanted = min(arguments.integer("select", "num", num), len(self))
             positions = selection.equally_spaced(len(self), wanted)
         else:
+            name = "select(validation_data=...)"
             inputs, labels = split_labels(
-                self.classifier, *as_pair(validation_data)
+                self.classifier, *as_pair(validation_data), name
             )
-            outputs = self.member_probabilities(inputs, batch_size, verbose)
-            positions = selection.greedy(
-                np.stack(list(outputs)), self.votes, labels
+            outputs = np.stack(
+                list(self.member_probabilities(inputs, batch_size, verbose))
             )
+            check_same_length(name, len(labels), outputs.shape[1])
+            positions = selection.greedy(outputs, self.votes, labels)
         return self._with([self._steps[position] for position in positions])
 
     def as_model(
@@ -279,11 +324,34 @@ def voting_members(run: Run, members: str) -> list[int]:
     return run.voters if members == "trusted" else list(run.members)
 
 
-class ModelNeededError(ValueError):
+def _warn_of_unfinished(run: RunDirectory) -> None:
+    warnings.warn(
+        f"The run in {run.path} is not finished (rounds so far: "
+        f"{len(run.rounds)}, members: {len(run.members)}). Training can be "
+        "resumed with `resume=True`.",
+        stacklevel=3,
+    )
+
+
+class ModelNeededError(RunError):
     """A run whose model cannot be built without the user's own code."""
 
 
-def _load_model(run: RunDirectory) -> keras.Model:
+def _checked_objects(custom_objects: Any) -> Mapping[str, Any]:
+    found = {} if custom_objects is None else custom_objects
+    if not isinstance(found, Mapping) or not all(
+        isinstance(name, str) and callable(value)
+        for name, value in found.items()
+    ):
+        raise ValueError(
+            f"CheckpointEnsemble.load(custom_objects={custom_objects!r}): "
+            "custom_objects must be a dict of classes and functions by name, "
+            "such as {'MyLayer': MyLayer}."
+        )
+    return found
+
+
+def _load_model(run: RunDirectory, foreign: Foreign) -> keras.Model:
     if not run.has_model:
         raise ModelNeededError(
             f"{run.path} holds no architecture, because the model is "
@@ -291,12 +359,34 @@ def _load_model(run: RunDirectory) -> keras.Model:
             "and pass it: CheckpointEnsemble.load(directory, model=model)."
         )
     try:
-        return run.load_model()
-    except (TypeError, ValueError) as error:
+        model = run.load_model(foreign)
+    except RebuildError as error:
         raise ModelNeededError(
-            f"The architecture in {run.path} cannot be rebuilt here. For a "
-            "model with classes of your own, import them and decorate them "
-            "with `@keras.saving.register_keras_serializable()`, or pass a "
-            "built model: CheckpointEnsemble.load(directory, model=model). "
-            f"Keras: {error}"
+            f"The architecture in {run.path} cannot be rebuilt here. {error} "
+            "Or pass a model that you built: "
+            "CheckpointEnsemble.load(directory, model=model)."
         ) from error
+    if not model.built:
+        raise RunError(
+            f"The architecture in {run.path} has no weights, because its model "
+            "was never called on data. Train again."
+        )
+    _check_outputs(run, model)
+    return model
+
+
+def _check_outputs(run: RunDirectory, model: keras.Model) -> None:
+    """Compares the outputs of a model, where it says them, with the manifest.
+
+    Members that do not fit would be refused later, but not all that fit
+    agree with what the manifest says of the classes.
+    """
+    classifier = run.header.classifier
+    expected = 1 if classifier.is_binary else classifier.num_classes
+    found = getattr(model, "output_shape", None)
+    if found is not None and tuple(found)[1:] != (expected,):
+        raise RunError(
+            f"The architecture in {run.path} has outputs of shape {found}, but "
+            f"the manifest speaks of {expected} for each sample. Restore the "
+            "files, or train again."
+        )

@@ -10,10 +10,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cbnn_keras.data.labelled import check_same_length, empty
 from cbnn_keras.models import copying
+from cbnn_keras.models.foreign import Foreign
 from cbnn_keras.models.state import generators_kept
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.run import Run
+from cbnn_keras.runs.saving import saved_whole
 from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.console import Reporter
 
@@ -29,10 +32,13 @@ class Members:
         steps: The steps of the members, in order. Defaults to those that the
             run trusts.
         cache_bytes: How much of them is kept in memory once it was read.
+        foreign: How the model was read from a file, if it was. None for a
+            model that the user made.
 
     Attributes:
         run: The run that the members are of.
         model: The model that members are loaded into.
+        foreign: As given: copies of the model are read in the same way.
         rounds: What each member's round left, in order of its step.
         votes: lambda of each member as computed, shape `(num_members,)`.
         classifier: How outputs of the model are read as probabilities.
@@ -44,15 +50,14 @@ class Members:
         model: keras.Model,
         steps: list[int] | None = None,
         cache_bytes: int = CACHE_BYTES,
+        *,
+        foreign: Foreign | None = None,
     ) -> None:
         self._steps = run.voters if steps is None else steps
-        if not self._steps:
-            raise ValueError(
-                "The run has no members yet: training ended before the first "
-                "checkpoint. Train for longer, or take more checkpoints."
-            )
+        check_has_members(self._steps)
         self.run = run
         self.model = model
+        self.foreign = foreign
         self._lender = _Lender(run, model, cache_bytes)
         self.classifier = run.header.classifier
         self.rounds = [run.round_at(step) for step in self._steps]
@@ -101,7 +106,9 @@ class Members:
 
     def member_models(self) -> list[keras.Model]:
         """A copy of the model for each member, with its weights."""
-        members = copying.copies(self.model, len(self._steps))
+        members = copying.copies(
+            self.model, len(self._steps), foreign=self.foreign
+        )
         for step, member in zip(self._steps, members, strict=True):
             self.run.load_member(step, member)
         return members
@@ -114,34 +121,46 @@ class Members:
         """
         if copying.is_float32(self.model):
             return self
-        [model] = copying.copies(self.model, 1, in_float32=True)
+        [model] = copying.copies(
+            self.model, 1, in_float32=True, foreign=self.foreign
+        )
         room = self._lender.cache_bytes
-        return type(self)(self.run, model, self._steps, room)
+        return type(self)(
+            self.run, model, self._steps, room, foreign=self.foreign
+        )
 
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Writes a run directory with these members and the run's rounds.
 
+        The directory appears as a whole: whatever happens meanwhile leaves all
+        of it or nothing, and it can be saved again.
+
+        Args:
+            directory: A new directory, or an empty one.
+
         Raises:
-            ValueError: If the directory already holds a run.
+            RunError: If the directory holds a run, or anything else.
+            OSError: If it cannot be written; says what to do.
         """
-        target = RunDirectory.create(
-            pathlib.Path(directory).absolute(),
-            self.run.header,
-            self.model,
-            own_distribution=self.run.own_distribution,
-        )
-        with self._lender.lent() as load:
+        path = pathlib.Path(directory).absolute()
+        with saved_whole(path) as aside, self._lender.lent() as load:
+            target = RunDirectory.create(
+                aside,
+                self.run.header,
+                self.model,
+                own_distribution=self.run.own_distribution,
+            )
             for record in self.run.rounds:
                 target.add_round(
                     record,
                     self.run.correct(record.step),
                     load(record.step) if record.step in self._steps else None,
                 )
-        target.finish()
+            target.finish()
 
     def _with(self, steps: list[int]) -> Self:
         """Other members of the run, which were perhaps read already."""
-        other = type(self)(self.run, self.model, steps)
+        other = type(self)(self.run, self.model, steps, foreign=self.foreign)
         other._lender = self._lender
         return other
 
@@ -151,11 +170,23 @@ class Members:
         steps = Reporter(verbose).track(
             self._steps, len(self._steps), "members predict"
         )
+        length = None
         for step in steps:
             # Before each `yield`: what comes next may well use the model.
             with self._lender.lent() as load:
                 found = self.classifier.predict(load(step), x, batch_size)
+            length = len(found) if length is None else length
+            check_same_length("The inputs", length, len(found))
             yield found
+
+
+def check_has_members(steps: list[int]) -> None:
+    """Raises a `ValueError` if a run has the members of no step."""
+    if not steps:
+        raise ValueError(
+            "The run has no members yet: training ended before the first "
+            "checkpoint. Train for longer, or take more checkpoints."
+        )
 
 
 class _Lender:
@@ -207,7 +238,8 @@ def readable_inputs(x: Any) -> Any:
     """Inputs in the form in which Keras reads them, pass after pass.
 
     Raises:
-        ValueError: For a generator, which can be read only once.
+        ValueError: For a generator, which can be read only once, and for
+            inputs without a sample.
     """
     if hasattr(x, "__next__"):
         raise ValueError(
@@ -215,7 +247,13 @@ def readable_inputs(x: Any) -> Any:
             "in a pass of its own. Give arrays or a tf.data.Dataset."
         )
     if isinstance(x, tf.data.Dataset):
+        if _is_empty(x):
+            raise empty("The inputs")
         return x
+    arrays = keras.tree.flatten(x)
+    sizes = [tuple(getattr(array, "shape", ()))[:1] for array in arrays]
+    if not arrays or (0,) in sizes:
+        raise empty("The inputs")
     # Texts as objects, which is how Keras knows them.
     return keras.tree.map_structure(
         lambda array: (
@@ -225,3 +263,10 @@ def readable_inputs(x: Any) -> Any:
         ),
         x,
     )
+
+
+def _is_empty(dataset: tf.data.Dataset) -> bool:
+    num_batches = int(dataset.cardinality())
+    if num_batches == tf.data.UNKNOWN_CARDINALITY:
+        return not any(True for _ in dataset.take(1))
+    return num_batches == 0

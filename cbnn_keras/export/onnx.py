@@ -19,6 +19,7 @@ from cbnn_keras.export.runtimes import OnnxRuntime
 from cbnn_keras.export.verify import TOLERANCES, Parity, compare
 from cbnn_keras.support import extras
 from cbnn_keras.support.console import Reporter
+from cbnn_keras.support.faults import RunError
 
 
 def export_onnx(
@@ -56,14 +57,17 @@ def export_onnx(
         Where it is, how big, and how close to the Keras ensemble.
 
     Raises:
-        ImportError, ValueError: If a package is missing, an option does not
-            fit, an op cannot be converted, or the file does not match.
+        ImportError, ValueError: If a package is missing, the path is inside a
+            run, the run is not finished, an option does not fit, an op cannot
+            be converted, or the file does not match.
+        OSError: If it cannot be written, as on a full disk.
     """
     serving_options = ServingOptions.from_keywords(options)
     reporter = Reporter(verbose)
     destination = pathlib.Path(path).absolute()
+    placing.check_allowed(ensemble, serving_options, destination)
     if destination.is_dir():
-        raise ValueError(
+        raise RunError(
             f"{destination} is a directory; an ONNX export is a file. Give a "
             "name for it, such as ensemble.onnx."
         )

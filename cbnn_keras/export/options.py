@@ -56,6 +56,9 @@ class ServingOptions:
         tolerance: The largest difference in any probability that still counts
             as the same. Defaults to 1e-5 in float32, 2e-2 in float16 and 1 in
             int8, where the predicted classes of clear samples count instead.
+        allow_unfinished: Whether to export the members so far of a run that
+            was interrupted or is still being trained. Defaults to False: such
+            a run is refused.
 
     Raises:
         ValueError: If an option cannot be right, whatever the ensemble.
@@ -70,6 +73,7 @@ class ServingOptions:
     priors: ArrayLike | None = None
     sample_data: Any = None
     tolerance: float | None = None
+    allow_unfinished: bool = False
 
     def __post_init__(self) -> None:
         owner = type(self).__name__

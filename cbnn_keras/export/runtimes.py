@@ -1,17 +1,25 @@
 """Artefacts, opened in the runtime that they are made for."""
 
-import json
+import contextlib
+import os
 import pathlib
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from cbnn_keras.export.foreign_onnx import check_onnx
+from cbnn_keras.export.foreign_saved_model import check_saved_model
+from cbnn_keras.export.metadata import metadata_from_texts, read_metadata
 from cbnn_keras.support import extras
 from cbnn_keras.support.aliases import Json
+from cbnn_keras.support.faults import RunError, faults_named, shortened
+from cbnn_keras.support.files import MAX_BYTES
 
 # Where a SavedModel keeps its metadata.
 METADATA = "assets.extra/cbnn_keras.json"
+_ADVICE = "Export the run again."
 
 
 class Runtime(Protocol):
@@ -26,29 +34,43 @@ class Runtime(Protocol):
     input_names: list[str]
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The outputs by name."""
+        """The outputs by name.
+
+        Raises:
+            RunError: If the artefact cannot be run on these inputs.
+        """
 
 
 class SavedModelRuntime:
-    """A SavedModel's endpoint `serving_default`, or another one."""
+    """A SavedModel's endpoint `serving_default`, or another one.
+
+    It is loaded, and so its initialisers run: one of somebody else is to be
+    opened with `open_artefact`.
+    """
 
     def __init__(
         self, path: pathlib.Path, endpoint: str = "serving_default"
     ) -> None:
-        self._loaded = tf.saved_model.load(str(path))  # keeps variables alive
-        if endpoint not in self._loaded.signatures:
-            raise ValueError(
+        self._path = path
+        with faults_named(path, _ADVICE):
+            # Kept, and with it the variables.
+            self._loaded = tf.saved_model.load(str(path))
+            signatures = dict(self._loaded.signatures)
+        if endpoint not in signatures:
+            raise RunError(
                 f"{path} has no endpoint {endpoint!r}: it was not written by "
                 "an export of cbnn_keras."
             )
-        self._function = self._loaded.signatures[endpoint]
+        self._function = signatures[endpoint]
         self.input_names = list(self._function.structured_input_signature[1])
         file = path / METADATA
-        self.metadata = json.loads(file.read_bytes()) if file.is_file() else {}
+        self.metadata = read_metadata(file) if os.path.lexists(file) else {}
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         tensors = {name: tf.constant(a) for name, a in inputs.items()}
-        return {k: t.numpy() for k, t in self._function(**tensors).items()}
+        with _failures_named(self._path):
+            outputs = self._function(**tensors)
+            return {name: tensor.numpy() for name, tensor in outputs.items()}
 
 
 class OnnxRuntime:
@@ -63,50 +85,68 @@ class OnnxRuntime:
                 str(path), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # ONNX Runtime's have no common base
-            raise ValueError(
-                f"ONNX Runtime cannot open {path.name}: {error}"
+            raise RunError(
+                f"ONNX Runtime cannot open {path.name}: {shortened(error)}"
             ) from error
+        self._path = path
         self.input_names = [i.name for i in self._session.get_inputs()]
         self._outputs = [o.name for o in self._session.get_outputs()]
-        self.metadata = _from_text(
+        self.metadata = metadata_from_texts(
             self._session.get_modelmeta().custom_metadata_map
         )
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        results = self._session.run(self._outputs, inputs)
+        with _failures_named(self._path):
+            results = self._session.run(self._outputs, inputs)
         return dict(zip(self._outputs, results, strict=True))
 
 
-def open_artefact(path: pathlib.Path) -> Runtime:
-    """Opens what one of the exports wrote.
+@contextlib.contextmanager
+def _failures_named(path: pathlib.Path) -> Iterator[None]:
+    """Gives whatever goes wrong while an artefact runs the type `RunError`."""
+    try:
+        yield
+    except Exception as error:
+        raise RunError(
+            f"{path} cannot be run on these inputs ({shortened(error)}). "
+            f"{_ADVICE}"
+        ) from error
+
+
+def open_artefact(path: pathlib.Path, max_bytes: int = MAX_BYTES) -> Runtime:
+    """Opens what one of the exports wrote, or what somebody says it did.
+
+    It is looked through before it is loaded. No link in it is followed; `path`
+    itself may be one.
 
     Args:
         path: A version of a SavedModel, a directory of versions, of which the
             last is taken, an ONNX file, or a model of a Triton repository.
+        max_bytes: What it may take, on disk and in memory.
 
     Raises:
-        ValueError: If it is none of these.
+        RunError: If it is none of these, would touch files, other processes or
+            Python, or is too large.
     """
+    given, path = path, pathlib.Path(os.path.realpath(path))
     if path.is_file():
+        check_onnx(path, max_bytes)
         return OnnxRuntime(path)
     versions = [p for p in path.glob("*") if p.name.isdecimal()]
     last = max(versions, key=lambda p: int(p.name), default=path)
+    for part in (last, last / "saved_model.pb", last / "model.onnx"):
+        if part.is_symlink():
+            raise RunError(
+                f"{part} is a link, which may lead anywhere. Put the files "
+                "themselves there."
+            )
     if (last / "saved_model.pb").is_file():
+        check_saved_model(last, max_bytes)
         return SavedModelRuntime(last)
     if (last / "model.onnx").is_file():
+        check_onnx(last / "model.onnx", max_bytes)
         return OnnxRuntime(last / "model.onnx")
-    raise ValueError(
-        f"{path} is neither a SavedModel, nor an ONNX file, nor a model of a "
+    raise RunError(
+        f"{given} is neither a SavedModel, nor an ONNX file, nor a model of a "
         "Triton repository. Give what `cbnn export` wrote."
     )
-
-
-def _from_text(properties: dict[str, str]) -> Json:
-    """Metadata from texts of JSON; what others put there is left out."""
-    found = {}
-    for key, text in properties.items():
-        try:
-            found[key] = json.loads(text)
-        except ValueError:
-            continue
-    return found

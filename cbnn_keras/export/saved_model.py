@@ -1,9 +1,12 @@
 """An ensemble -> one SavedModel, as TensorFlow Serving wants it."""
 
+import contextlib
+import errno
 import json
 import keyword
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -21,6 +24,7 @@ from cbnn_keras.export.verify import (
     compare,
 )
 from cbnn_keras.support.console import Reporter
+from cbnn_keras.support.faults import RunError, shortened
 
 # Ops that call back into the Python process that made the graph.
 _PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
@@ -58,13 +62,16 @@ def export_saved_model(
         Where it is, how big, and how close to the Keras ensemble.
 
     Raises:
-        ValueError: If the version is there already, if an option does not fit,
-            or if the SavedModel does not match the ensemble.
+        ValueError: If the version is there already or inside a run, if the run
+            is not finished, if an option does not fit, or if the SavedModel
+            does not match the ensemble.
+        OSError: If it cannot be written, as on a full disk.
     """
     serving_options = ServingOptions.from_keywords(options)
     reporter = Reporter(verbose)
     destination = _destination(pathlib.Path(path).absolute())
     name, config = destination.parent.name, _config_of(destination)
+    placing.check_allowed(ensemble, serving_options, destination)
     if serving_config is not None:
         placing.check_replaceable(config)
     with reporter.status("merging the members"):
@@ -87,14 +94,14 @@ def export_saved_model(
 
 def _destination(path: pathlib.Path) -> pathlib.Path:
     if not path.name.isdecimal():
-        if path.exists() and not path.is_dir():
-            raise ValueError(
+        if os.path.lexists(path) and not path.is_dir():
+            raise RunError(
                 f"{path} is a file; a SavedModel is a directory of versions. "
                 "Choose another name."
             )
         return placing.next_version(path)
-    if path.exists():
-        raise ValueError(
+    if os.path.lexists(path):
+        raise RunError(
             f"{path} is there already, and versions are never replaced: a "
             f"server may be using it. Give {path.parent} to get the next one."
         )
@@ -153,17 +160,31 @@ def _write(graph: ServingGraph, directory: pathlib.Path, name: str) -> None:
         for part in tf.train.TrackableView(graph.model).descendants()
         if isinstance(part, tf.saved_model.experimental.TrackableResource)
     ]
-    tf.saved_model.save(module, str(directory), signatures=endpoints)
-    extra = directory / METADATA
-    extra.parent.mkdir()
-    text = json.dumps(graph.metadata(), indent=1) + "\n"
-    extra.write_text(text, encoding="utf-8")
-    tf_serving.write_warmup(
-        extra.with_name("tf_serving_warmup_requests"),
-        graph.samples(NUM_SAMPLES),
-        model=name,
-        endpoints=list(endpoints),
-    )
+    samples = graph.samples(NUM_SAMPLES)
+    with _errors_of_the_system():
+        tf.saved_model.save(module, str(directory), signatures=endpoints)
+        extra = directory / METADATA
+        extra.parent.mkdir()
+        text = json.dumps(graph.metadata(), indent=1) + "\n"
+        extra.write_text(text, encoding="utf-8")
+        tf_serving.write_warmup(
+            extra.with_name("tf_serving_warmup_requests"),
+            samples,
+            model=name,
+            endpoints=list(endpoints),
+        )
+
+
+@contextlib.contextmanager
+def _errors_of_the_system() -> Iterator[None]:
+    """Makes TensorFlow's errors in writing what Python's own would be."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if os.strerror(number) in error.message:
+                raise OSError(number, os.strerror(number)) from error
+        raise OSError(shortened(error)) from error
 
 
 def _compare(directory: pathlib.Path, graph: ServingGraph) -> Parity:

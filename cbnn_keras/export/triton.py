@@ -45,13 +45,14 @@ def export_triton(
         ensemble.
 
     Raises:
-        ImportError, ValueError: As `export_onnx`.
+        ImportError, ValueError, OSError: As `export_onnx`.
     """
     serving_options = ServingOptions.from_keywords(options)
     arguments.integer("export_triton", "max_batch_size", max_batch_size)
     reporter = Reporter(verbose)
     directory = pathlib.Path(path).absolute()
     destination = placing.next_version(directory)
+    placing.check_allowed(ensemble, serving_options, destination)
     _check_replaceable(directory)
     with placing.written_aside(destination) as aside:
         unfinished = aside / "model"

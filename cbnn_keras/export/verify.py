@@ -15,9 +15,13 @@ import numpy as np
 from cbnn_keras import metrics
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.export.graph import ServingGraph
+from cbnn_keras.export.metadata import check_metadata
 from cbnn_keras.export.options import ServingOptions
 from cbnn_keras.export.runtimes import Runtime, open_artefact
+from cbnn_keras.support import arguments
 from cbnn_keras.support.console import Reporter
+from cbnn_keras.support.faults import shortened
+from cbnn_keras.support.files import MAX_BYTES
 
 # The batch sizes that are compared: one, two, and one that is a power of none.
 BATCH_SIZES = (1, 2, 7)
@@ -82,9 +86,13 @@ def verify_artefact(
     inputs: Any = None,
     sample_data: Any = None,
     tolerance: float | None = None,
+    max_bytes: int = MAX_BYTES,
     verbose: int = 1,
 ) -> Parity:
     """Compares what an export wrote with the ensemble that it came from.
+
+    An artefact is a program. Before it is opened it is looked through, and
+    refused if it would touch files, other processes or Python.
 
     Args:
         artefact: A SavedModel, an ONNX file or a model of a Triton repository.
@@ -94,17 +102,21 @@ def verify_artefact(
         sample_data: Real inputs to compare with; see `ServingOptions`.
         tolerance: The largest difference allowed in any probability; see
             `ServingOptions`.
+        max_bytes: What the artefact may take, on disk and in memory. Defaults
+            to 4 GiB.
         verbose: 0 for no output.
 
     Raises:
+        RunError: If the artefact is refused, is damaged, or was not written by
+            an export.
         ValueError: If they do not match, or if the artefact is not of this
             ensemble.
     """
     path = pathlib.Path(artefact)
-    runtime = open_artefact(path)
+    room = arguments.integer("verify_artefact", "max_bytes", max_bytes)
+    runtime = open_artefact(path, room)
     metadata = runtime.metadata
-    if "cbnn_keras_version" not in metadata:
-        raise ValueError(f"{path} was not written by an export of cbnn_keras.")
+    check_metadata(path, metadata)
     if metadata["has_preprocess"] and preprocess is None:
         raise ValueError(
             f"{path} was exported with `preprocess`. Give it here too: on the "
@@ -154,10 +166,10 @@ def compare(
         num = NUM_REAL_SAMPLES if graph.has_real_samples else NUM_SAMPLES
     inputs = graph.samples(num)
     expected = graph.reference(inputs)
-    found = _in_batches(runtime, inputs)
     wanted = graph.options.output_names if outputs is None else outputs
+    found = _in_batches(runtime, inputs, wanted)
     _check_shapes(found, {name: expected[name] for name in wanted})
-    found = {name: found[name] for name in wanted}
+    _check_types(found, graph.options)
     differences = _differences(found, expected, graph.options)
     is_same = _same_classes(found, expected, graph.options, tolerance)
     if graph.options.tolerance is not None:
@@ -196,17 +208,25 @@ def _as_the_user_said(tolerance: Tolerance, difference: float) -> Tolerance:
 
 
 def _in_batches(
-    runtime: Runtime, inputs: dict[str, np.ndarray]
+    runtime: Runtime, inputs: dict[str, np.ndarray], wanted: Sequence[str]
 ) -> dict[str, np.ndarray]:
+    """The wanted outputs for all inputs; those that there are."""
     num = len(next(iter(inputs.values())))
     results = [
         runtime.run({k: array[start:stop] for k, array in inputs.items()})
         for start, stop in _bounds(num)
     ]
-    return {
-        name: np.concatenate([result[name] for result in results])
-        for name in results[0]
-    }
+    try:
+        return {
+            name: np.concatenate([result[name] for result in results])
+            for name in wanted
+            if name in results[0]
+        }
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            "The export's outputs have not one row for each sample: "
+            f"{shortened(error)}."
+        ) from error
 
 
 def _bounds(num: int) -> Iterator[tuple[int, int]]:
@@ -227,6 +247,17 @@ def _check_shapes(
             raise ValueError(
                 f"The export's output {name!r} has the shape {shape}, the "
                 f"ensemble's {array.shape}."
+            )
+
+
+def _check_types(found: dict[str, np.ndarray], options: ServingOptions) -> None:
+    classes = "iu" if options.class_names is None else "OSU"
+    for name, array in found.items():
+        kinds = classes if name in ("class", "top_k_classes") else "f"
+        if array.dtype.kind not in kinds:
+            raise ValueError(
+                f"The export's output {name!r} is of type {array.dtype}, "
+                "unlike the ensemble's."
             )
 
 

@@ -7,10 +7,12 @@ where the user's code is at hand. Here the model alone is saved.
 
 import contextlib
 import hashlib
+import io
 import json
 import pathlib
 import shutil
 import tempfile
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,23 +20,50 @@ from typing import Any
 import keras
 
 from cbnn_keras.models import keras_internals
+from cbnn_keras.models.foreign import Foreign
+from cbnn_keras.support import files
 from cbnn_keras.support.aliases import Json
+from cbnn_keras.support.files import Fingerprint
 
 
-def save_weights(model: keras.Model, path: pathlib.Path) -> None:
-    """Writes the weights without those of the optimizer."""
+def save_weights(model: keras.Model, path: pathlib.Path) -> Fingerprint:
+    """Writes the weights without those of the optimizer, onto the disk."""
+    return files.write_new(path, weights_bytes(model))
+
+
+def weights_bytes(model: keras.Model) -> memoryview:
+    """The content of a `.weights.h5` file, without the optimizer's weights.
+
+    Made in memory: HDF5 takes the process down when a disk is full.
+    """
+    buffer = keras_internals.NamedBuffer("member.weights.h5")
     with _without_training(model):
-        keras.saving.save_weights(model, str(path))
+        keras.saving.save_weights(model, buffer)
+    return buffer.getbuffer()
 
 
 def load_weights(model: keras.Model, path: pathlib.Path) -> None:
-    """Reads what `save_weights` wrote; an optimizer is left alone."""
-    with _without_training(model):
-        keras.saving.load_weights(model, str(path))
+    """Reads what `save_weights` wrote; an optimizer is left alone.
+
+    Raises:
+        ValueError: If the file does not have all weights of the model.
+    """
+    with _without_training(model), warnings.catch_warnings():
+        # Keras leaves layers in lists of lists as they are, with a warning.
+        warnings.filterwarnings("error", "Skipping nested container")
+        try:
+            keras.saving.load_weights(model, str(path))
+        except UserWarning as warning:
+            raise ValueError(str(warning)) from None
 
 
 def save_architecture(model: keras.Model, path: pathlib.Path) -> None:
-    """Writes an ordinary `.keras` file of the uncompiled model.
+    """Writes the file of `architecture_bytes`, onto the disk."""
+    files.write_new(path, architecture_bytes(model))
+
+
+def architecture_bytes(model: keras.Model) -> memoryview:
+    """The content of an ordinary `.keras` file of the uncompiled model.
 
     Vocabularies and other assets are in it, and nothing that depends on the
     time or the process: the same model gives the same bytes.
@@ -43,7 +72,7 @@ def save_architecture(model: keras.Model, path: pathlib.Path) -> None:
         NotImplementedError, TypeError or ValueError: If Keras cannot describe
             the model, as is the case with many subclassed ones.
     """
-    _save_architecture(model, path, _without_addresses)
+    return _architecture_bytes(model, _without_addresses)
 
 
 def _save_architecture(
@@ -51,13 +80,25 @@ def _save_architecture(
     path: pathlib.Path,
     edit_config: Callable[[bytes], bytes],
 ) -> None:
-    # Beside the target under a fixed name: what a crash leaves is found again.
-    plain = unfinished_architecture(path)
-    with _without_training(model):
-        model.save(plain)
+    path.write_bytes(_architecture_bytes(model, edit_config))
+
+
+def _architecture_bytes(
+    model: keras.Model, edit_config: Callable[[bytes], bytes]
+) -> memoryview:
+    plain, edited = keras_internals.NamedBuffer("model.keras"), io.BytesIO()
+    try:
+        with _without_training(model):
+            keras.saving.save_model(model, plain)
+    except OSError as error:
+        raise OSError(
+            f"Keras could not describe the model ({error}). It needs room in "
+            "the system's directory for temporary files: make some, or set "
+            "TMPDIR to another directory"
+        ) from error
     with (
         zipfile.ZipFile(plain) as source,
-        zipfile.ZipFile(path, "w") as target,
+        zipfile.ZipFile(edited, "w") as target,
     ):
         for name in source.namelist():
             entry = zipfile.ZipInfo(name)  # dated 1980, not now
@@ -71,25 +112,22 @@ def _save_architecture(
                     writer.write(edit_config(reader.read()))
                 else:
                     shutil.copyfileobj(reader, writer, 2**20)
-    plain.unlink()
-
-
-def unfinished_architecture(path: pathlib.Path) -> pathlib.Path:
-    """Where `save_architecture` works before it writes to `path`."""
-    return path.with_name(f"unfinished-{path.name}")
+    return edited.getbuffer()
 
 
 def load_architecture(
-    path: pathlib.Path, *, safe_mode: bool = True
+    path: pathlib.Path, foreign: Foreign | None = None
 ) -> keras.Model:
-    """Reads a `.keras` file, uncompiled, in Keras' safe mode by default."""
-    return keras.saving.load_model(
-        str(path), compile=False, safe_mode=safe_mode
-    )
+    """Reads a `.keras` file, uncompiled, as one that someone else made."""
+    return (foreign or Foreign()).load(path)
 
 
 def copies(
-    model: keras.Model, num: int, *, in_float32: bool = False
+    model: keras.Model,
+    num: int,
+    *,
+    in_float32: bool = False,
+    foreign: Foreign | None = None,
 ) -> list[keras.Model]:
     """Models of the same architecture with weights of their own.
 
@@ -98,6 +136,9 @@ def copies(
         num: How many.
         in_float32: Whether layers that compute in half precision shall do so
             in float32.
+        foreign: How the model was read, if it is from a file: the copies are
+            read in the same way. None for a model that was made in this
+            process, whose lambdas are the user's own.
 
     Raises:
         ValueError: If the model cannot be described or not be rebuilt from its
@@ -109,11 +150,9 @@ def copies(
             _save_architecture(
                 model, path, _with_float32 if in_float32 else bytes
             )
-            # Lambdas are safe here: they are in the model that we hold.
+            load = foreign.load if foreign else _load_own
             with _policy("float32") if in_float32 else contextlib.nullcontext():
-                return [
-                    load_architecture(path, safe_mode=False) for _ in range(num)
-                ]
+                return [load(path) for _ in range(num)]
         except (NotImplementedError, TypeError, ValueError) as error:
             raise ValueError(
                 f"Keras cannot copy {type(model).__name__}. Give the class a "
@@ -121,6 +160,10 @@ def copies(
                 "`@keras.saving.register_keras_serializable()`, or build the "
                 f"model from layers (Functional or Sequential). Keras: {error}"
             ) from error
+
+
+def _load_own(path: pathlib.Path) -> keras.Model:
+    return keras.saving.load_model(str(path), compile=False, safe_mode=False)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,10 @@ broke.
 """
 
 import contextlib
+import inspect
+import io
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,6 +23,19 @@ Moments = list[tuple[Any, Any]]
 def layers_within(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     """The layer itself and all layers within it, however deep."""
     return list(layer._flatten_layers())
+
+
+def private_operation(module: str, name: str) -> type | None:
+    """A layer or operation that Keras has no public name for.
+
+    Nothing is imported, and only the module that defines it has it.
+    """
+    is_private = module.startswith("keras.src.")
+    owner = sys.modules.get(module) if is_private else None
+    found = vars(owner).get(name) if owner else None
+    is_own = getattr(found, "__module__", None) == module
+    is_class = inspect.isclass(found) and issubclass(found, keras.Operation)
+    return found if is_own and is_class else None
 
 
 def is_plain_graph(operation: Any) -> bool:
@@ -124,6 +140,22 @@ def watched_moments(
             vars(layer).pop("_moments", None)
 
 
+def declared_shape(initial_value: Any) -> tuple[int, ...] | None:
+    """The shape of a weight that is about to be made, before it has a value.
+
+    Args:
+        initial_value: What Keras gives TensorFlow for a variable: a function
+            that makes the value and knows the weight that it is for.
+
+    Returns:
+        None if it is not such a function.
+    """
+    for cell in getattr(initial_value, "__closure__", None) or ():
+        if isinstance(cell.cell_contents, keras.Variable):
+            return tuple(cell.cell_contents.shape)
+    return None
+
+
 def initial_epoch(model: keras.Model) -> int | None:
     """The epoch that `fit` begins with whatever it is told, if any."""
     return model._initial_epoch
@@ -132,3 +164,21 @@ def initial_epoch(model: keras.Model) -> int | None:
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     """Lets `fit` begin with an epoch, or with what it is told if None."""
     model._initial_epoch = epoch
+
+
+class NamedBuffer(io.BytesIO):
+    """A file in memory that Keras' functions for saving take for a path.
+
+    They look at the name's ending and then hand the object on to what reads
+    and writes files, which takes both.
+
+    Args:
+        name: The name, ending in `.weights.h5` or `.keras`.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def __str__(self) -> str:
+        return self._name

@@ -14,20 +14,19 @@ state or the new one, plus perhaps files that nobody lists, which `rewind` and
 `finish` sweep up.
 """
 
-import contextlib
 import pathlib
-import re
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import keras
 import numpy as np
 
-from cbnn_keras.models import copying
+from cbnn_keras.models import copying, weight_files
 from cbnn_keras.models import state as training_state
+from cbnn_keras.models.foreign import Foreign
+from cbnn_keras.runs import arrays, claims
 from cbnn_keras.runs.manifest import (
-    MANIFEST,
-    SUFFIXES,
+    MODEL,
+    OWN_DISTRIBUTION,
     Header,
     Manifest,
     Round,
@@ -35,10 +34,20 @@ from cbnn_keras.runs.manifest import (
     file_name,
 )
 from cbnn_keras.runs.run import MethodState, Run, unpack_bits
-from cbnn_keras.support import files, locks
+from cbnn_keras.runs.run_failures import (
+    creation_explained,
+    run_failures_explained,
+)
+from cbnn_keras.runs.run_files import (
+    RunFiles,
+    check_available,
+    check_is_directory,
+    check_no_links,
+    holds_run,  # noqa: F401  (to be had here too)
+)
+from cbnn_keras.support import locks
+from cbnn_keras.support.faults import RunError, shortened
 
-_MODEL = "model.keras"
-_OWN_DISTRIBUTION = "base.npy"
 _METHOD_STATE = "notes/"  # in front of the names of a method's own arrays
 
 
@@ -54,7 +63,7 @@ class RunDirectory(Run):
         self.members = list(manifest.members)
         self.state = manifest.state
         self.is_finished = manifest.is_finished
-        self._files = dict(manifest.files)
+        self._files = RunFiles(path, manifest.files)
 
     @classmethod
     def create(
@@ -65,8 +74,12 @@ class RunDirectory(Run):
         *,
         own_distribution: np.ndarray | None = None,
         overwrite: bool = False,
+        restart: bool = False,
     ) -> "RunDirectory":
         """Starts a run in a directory that holds none.
+
+        The directory is locked before it is looked into: of several processes
+        that come at once, one gets it.
 
         Args:
             path: Created if missing.
@@ -75,74 +88,87 @@ class RunDirectory(Run):
                 cannot describe it, as with many subclassed models.
             own_distribution: The first omega, if it is the user's own.
             overwrite: Whether to remove a run that is there.
+            restart: Whether to remove a run that is there if it has nothing to
+                be resumed from.
         """
-        check_available(path, overwrite=overwrite)
         run = cls(path, Manifest(header, [], [], None, False, {}))
-        try:
+        check_is_directory(path)
+        with creation_explained(path):
             path.mkdir(parents=True, exist_ok=True)
-            locks.lock(path)
-            # First without any file, to mark the directory as ours.
-            run._write_manifest()
-            for name in SUFFIXES:
-                (path / name).mkdir(exist_ok=True)
-            run._sweep()
-            (path / _OWN_DISTRIBUTION).unlink(missing_ok=True)
-        except OSError as error:
-            raise ValueError(
-                f"A run cannot be written to {path}: {error}. Choose a "
-                "directory that you may write to."
-            ) from error
-        try:
-            copying.save_architecture(model, path / _MODEL)
-        except (NotImplementedError, TypeError, ValueError):
-            (path / _MODEL).unlink(missing_ok=True)
-        else:
-            run._list(_MODEL)
-        if own_distribution is not None:
-            np.save(path / _OWN_DISTRIBUTION, own_distribution)
-            run._list(_OWN_DISTRIBUTION)
-        run._write_manifest()
+            with locks.kept_on_success(path):
+                check_available(path, overwrite=overwrite, restart=restart)
+                run._begin(model, own_distribution)
         return run
 
     @classmethod
-    def open(cls, path: pathlib.Path) -> "RunDirectory":
-        """Reads a run's manifest and checks what it names."""
-        return cls(path, Manifest.read(path))
+    def open(
+        cls, path: pathlib.Path, max_bytes: int | None = None
+    ) -> "RunDirectory":
+        """Reads a run's manifest and checks what it says.
+
+        Args:
+            path: The run directory.
+            max_bytes: How much an ensemble of the run may take, of the disk and
+                in memory. None, for a run of your own, is no limit.
+
+        Raises:
+            RunError: If it is no run, or not one as training leaves them.
+        """
+        check_no_links(path)
+        manifest = Manifest.read(path)
+        claims.check_manifest(manifest, path)
+        if max_bytes is not None:
+            claims.check_size(manifest, path, max_bytes)
+        return cls(path, manifest)
 
     @classmethod
-    def claim(cls, path: pathlib.Path) -> "RunDirectory":
-        """`open`, to write: refused while another process does."""
-        locks.lock(path)
-        run = cls.open(path)
-        # Git and object stores, which a run may have come by, keep no empty
-        # directories.
-        for name in SUFFIXES:
-            (path / name).mkdir(exist_ok=True)
+    def claim(
+        cls, path: pathlib.Path, header: Header | None = None
+    ) -> "RunDirectory":
+        """`open`, to write: refused while another process does.
+
+        Args:
+            path: The run directory.
+            header: What the run must have been started with, if given.
+        """
+        with run_failures_explained(path), locks.kept_on_success(path):
+            run = cls.open(path)
+            if header is not None:
+                run.check_started_with(header)
+            # Git and object stores, which a run may have come by, keep no empty
+            # directories.
+            run._files.make_directories()
         return run
 
     @property
     def own_distribution(self) -> np.ndarray | None:
-        if _OWN_DISTRIBUTION not in self._files:
+        if OWN_DISTRIBUTION not in self._files.listed:
             return None
-        return np.load(self.path / _OWN_DISTRIBUTION, allow_pickle=False)
+        with self._files.read(OWN_DISTRIBUTION) as file:
+            shape = (self.header.num_samples,)
+            return arrays.read_npy(file, shape, np.float64)
 
     @property
     def has_model(self) -> bool:
-        return _MODEL in self._files
+        return MODEL in self._files.listed
 
     def verify(self) -> None:
-        """Checks size and sha256 of each file that an ensemble needs.
+        """Checks each file that an ensemble needs, and every round.
+
+        That is size and sha256 of the files, and that the rounds are what their
+        bits give.
 
         Raises:
-            ValueError: Names the first file that is damaged.
+            RunError: Names the first file that is damaged.
         """
-        for name, expected in self._files.items():
+        for name in self._files.listed:
             if not name.startswith("resume/"):
-                files.check_fingerprint(self.path / name, expected)
+                self._files.check(name)
+        claims.check_rounds(self, self.path)
 
-    def load_model(self) -> keras.Model:
+    def load_model(self, foreign: Foreign | None = None) -> keras.Model:
         """The architecture, as a model with weights of its own."""
-        return copying.load_architecture(self.path / _MODEL)
+        return copying.load_architecture(self._files.path(MODEL), foreign)
 
     def check_started_with(self, header: Header) -> None:
         """Raises a `ValueError` for a header that is not this run's."""
@@ -166,38 +192,36 @@ class RunDirectory(Run):
     ) -> None:
         step = record.step
         bits = file_name("rounds", step)
-        with _failures_explained(self.path):
-            if bits not in self._files:  # written once, also if scored again
-                np.save(self.path / bits, np.packbits(correct))
-                self._list(bits)
+        with run_failures_explained(self.path):
+            if bits not in self._files.listed:  # once, also if scored again
+                self._files.add_array(bits, np.packbits(correct))
             if member is not None:
                 weights = file_name("members", step)
-                copying.save_weights(member, self.path / weights)
-                self._list(weights)
+                self._files.add(weights, copying.weights_bytes(member))
                 self.members.append(step)
             self._append(record)
             self._write_manifest()
 
     def correct(self, step: int) -> np.ndarray:
-        path = self.path / file_name("rounds", step)
-        bits = np.load(path, allow_pickle=False)
-        return unpack_bits(bits, self.header.num_samples)
+        num_samples = self.header.num_samples
+        with self._files.read(file_name("rounds", step)) as file:
+            bits = arrays.read_npy(file, (-(-num_samples // 8),), np.uint8)
+        return unpack_bits(bits, num_samples)
 
     def load_member(self, step: int, model: keras.Model) -> None:
-        name = file_name("members", step)
-        path = self.path / name
         # Again: the directory may have got another run since it was opened.
-        files.check_fingerprint(path, self._files[name])
+        path = self._files.check(file_name("members", step))
+        weight_files.check_hdf5(path)
         try:
             copying.load_weights(model, path)
-        except (OSError, ValueError) as error:
-            raise ValueError(
-                f"{path} does not fit the model: {error}. Load the run with "
-                "the architecture that it was trained with."
+        except Exception as error:
+            raise RunError(
+                f"{path} does not fit the model: {shortened(error)}. Load the "
+                "run with the architecture that it was trained with."
             ) from error
 
     def member_bytes(self, step: int) -> int:
-        return self._files[file_name("members", step)].bytes
+        return self._files.listed[file_name("members", step)].bytes
 
     def save_state(
         self,
@@ -207,18 +231,16 @@ class RunDirectory(Run):
         method_state: MethodState,
     ) -> None:
         name = file_name("resume", step)
-        # The stubs of NumPy take the names for options.
-        arrays: Any = training_state.capture_state(model)
-        arrays |= {_METHOD_STATE + k: a for k, a in method_state.items()}
-        with _failures_explained(self.path):
-            np.savez(self.path / name, **arrays)
-            self._list(name)
+        state = training_state.capture_state(model)
+        state |= {_METHOD_STATE + k: a for k, a in method_state.items()}
+        with run_failures_explained(self.path):
+            self._files.add_arrays(name, state)
             previous = self.state
             self.state = State(step, epoch)
             if previous and previous.step != step:
-                del self._files[file_name("resume", previous.step)]
+                del self._files.listed[file_name("resume", previous.step)]
             self._write_manifest()
-            self._sweep()
+            self._files.sweep()
 
     def rewind(self, model: keras.Model) -> tuple[State, MethodState]:
         """Takes the model back to the kept state, to train on from there.
@@ -232,32 +254,34 @@ class RunDirectory(Run):
             raise ValueError(f"{self.path} keeps no state to resume from.")
         step = self.state.step
         name = file_name("resume", step)
-        files.check_fingerprint(self.path / name, self._files[name])
-        with np.load(self.path / name, allow_pickle=False) as file:
-            arrays = dict(file)
+        self._files.check(name)
+        with self._files.read(name) as file:
+            found = arrays.read_npz(file)
         method_state = {
-            key.removeprefix(_METHOD_STATE): arrays.pop(key)
-            for key in list(arrays)
+            key.removeprefix(_METHOD_STATE): found.pop(key)
+            for key in list(found)
             if key.startswith(_METHOD_STATE)
         }
-        training_state.restore_state(model, arrays)
+        training_state.restore_state(model, found)
         for record in self.rounds:
             if record.step > step:
-                self._files.pop(file_name("rounds", record.step))
-                self._files.pop(file_name("members", record.step), None)
+                self._files.listed.pop(file_name("rounds", record.step))
+                self._files.listed.pop(file_name("members", record.step), None)
         self.rounds = [r for r in self.rounds if r.step <= step]
         self.members = [s for s in self.members if s <= step]
-        self._write_manifest()
-        self._sweep()
+        with run_failures_explained(self.path):
+            self._write_manifest()
+            self._files.sweep()
         return self.state, method_state
 
     def finish(self) -> None:
         if self.state:
-            del self._files[file_name("resume", self.state.step)]
+            del self._files.listed[file_name("resume", self.state.step)]
         self.state = None
         self.is_finished = True
-        self._write_manifest()
-        self._sweep()
+        with run_failures_explained(self.path):
+            self._write_manifest()
+            self._files.sweep()
         locks.unlock(self.path)
 
     def _write_manifest(self) -> None:
@@ -267,68 +291,27 @@ class RunDirectory(Run):
             self.members,
             self.state,
             self.is_finished,
-            self._files,
+            self._files.listed,
         ).write(self.path)
 
-    def _list(self, name: str) -> None:
-        """Takes a file that was just written into the next manifest."""
-        path = self.path / name
-        files.fsync(path)
-        files.fsync(path.parent)
-        self._files[name] = files.fingerprint(path)
-
-    def _sweep(self) -> None:
-        """Removes files of ours that the manifest does not list."""
-        for kind, suffix in SUFFIXES.items():
-            for path in (self.path / kind).glob(f"*{suffix}"):
-                number = path.name.removesuffix(suffix)
-                is_ours = re.fullmatch(r"\d+", number)
-                if is_ours and f"{kind}/{path.name}" not in self._files:
-                    path.unlink()
-        unfinished = copying.unfinished_architecture(self.path / _MODEL)
-        unfinished.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _failures_explained(path: pathlib.Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise OSError(
-            f"The run in {path} could not be written: {error}. What "
-            "it held before is intact: make room, and resume it "
-            "with `resume=True`."
-        ) from error
-
-
-def holds_run(path: pathlib.Path | None) -> bool:
-    """Whether there is a manifest in a directory, if there is one."""
-    return path is not None and (path / MANIFEST).is_file()
-
-
-def check_available(
-    path: pathlib.Path,
-    *,
-    overwrite: bool = False,
-    advice: str = "Choose another directory.",
-) -> None:
-    """Raises a `ValueError` unless a run may be started in `path`."""
-    if path.exists() and not path.is_dir():
-        raise ValueError(
-            f"{path} is a file; a run needs a directory. Choose another name."
-        )
-    if holds_run(path):
-        if overwrite:
-            Manifest.read(path)  # raises if it is not ours to replace
-            return
-        raise ValueError(
-            f"{path} already holds a run, which is never overwritten by "
-            f"itself. {advice}"
-        )
-    names = (_MODEL, _OWN_DISTRIBUTION, *SUFFIXES)
-    taken = [name for name in names if (path / name).exists()]
-    if taken:
-        raise ValueError(
-            f"{path} has no {MANIFEST}, but {', '.join(taken)}, which a run "
-            "would overwrite. Choose another directory."
-        )
+    def _begin(
+        self, model: keras.Model, own_distribution: np.ndarray | None
+    ) -> None:
+        """Writes what holds for the whole run, in place of another run."""
+        # First without any file, to mark the directory as ours.
+        self._write_manifest()
+        self._files.make_directories()
+        self._files.sweep()
+        for name in (MODEL, OWN_DISTRIBUTION):
+            self._files.path(name).unlink(missing_ok=True)
+        try:
+            architecture = copying.architecture_bytes(model)
+        except (NotImplementedError, TypeError, ValueError):
+            pass  # Keras cannot describe it
+        else:
+            self._files.add(MODEL, architecture)
+        if own_distribution is not None:
+            self._files.add_array(
+                OWN_DISTRIBUTION, own_distribution.astype(np.float64)
+            )
+        self._write_manifest()

@@ -2,15 +2,16 @@
 
 The dataclasses are the schema, and the only one: they are written to
 `manifest.json` and read from it here, and what is read is checked against the
-types of their fields.
+types of their fields. Their text is that of `manifest_json`, and whether they
+can be true is asked in `claims`.
 
+Format 3 differs from format 2 in the checksum that the manifest has of itself.
 Format 2 differs from format 1 in the settings of methods that do not boost as
 CBNN does: format 1 had a `deviation_rate` and an `expected_error` for them too,
 which meant nothing and are passed over.
 """
 
 import dataclasses
-import json
 import pathlib
 import types
 import typing
@@ -20,12 +21,13 @@ from typing import Any
 from cbnn_keras.boosting import Policy, Stage
 from cbnn_keras.boosting_policies import Boosting, BoostingFromFirst, EqualVotes
 from cbnn_keras.models.classifier import Classifier
-from cbnn_keras.support import files
+from cbnn_keras.runs import manifest_json
 from cbnn_keras.support.aliases import Json
+from cbnn_keras.support.faults import RunError
 from cbnn_keras.support.files import Fingerprint
 
-FORMAT_VERSION = 2
-MANIFEST = "manifest.json"
+MODEL = "model.keras"
+OWN_DISTRIBUTION = "base.npy"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,9 +89,11 @@ class Settings:
             )
         ]
         known = {*_COMMON_SETTINGS, *_POLICY_SETTINGS}
+        own = {k: v for k, v in content.items() if k not in known}
+        wrong += [f"settings.{k}" for k, v in own.items() if _is_nested(v)]
         return cls(
             policy=policy,
-            own={k: v for k, v in content.items() if k not in known},
+            own=own,
             **{
                 name: _parse(kind, content.get(name), f"settings.{name}", wrong)
                 for name, kind in _COMMON_SETTINGS.items()
@@ -225,55 +229,44 @@ class Manifest:
         """Replaces the manifest of a directory, atomically."""
         # The header's fields stand beside the others in the file.
         content = {
-            "format_version": FORMAT_VERSION,
             **vars(self.header),
             **{k: v for k, v in vars(self).items() if k != "header"},
             "files": dict(sorted(self.files.items())),
         }
-        text = json.dumps(
-            content,
-            indent=1,
-            allow_nan=False,
-            default=lambda part: (
-                part.to_json() if hasattr(part, "to_json") else vars(part)
-            ),
-        )
-        files.replace_bytes(directory / MANIFEST, f"{text}\n".encode())
+        manifest_json.write(directory, content)
 
     @classmethod
     def read(cls, directory: pathlib.Path) -> "Manifest":
-        """Reads the manifest of a directory and checks it.
+        """Reads the manifest of a directory, of the right types.
 
         Raises:
-            ValueError: If there is none, or if it is not valid.
+            RunError: If there is none, or if it is not valid.
         """
-        content = _read_json(directory)
+        content = manifest_json.read(directory)
         wrong: list[str] = []
-        manifest: Manifest = _parse(
+        parsed: Manifest = _parse(
             cls, {**content, "header": content}, "", wrong
         )
-        if wrong:
-            names = [n.removeprefix(".").removeprefix("header.") for n in wrong]
-            raise _invalid(
-                directory / MANIFEST,
-                f"{', '.join(names)} missing or of the wrong kind",
+        names = [n.removeprefix(".").removeprefix("header.") for n in wrong]
+        unknown = sorted(content.keys() - _KNOWN)
+        if names or unknown:
+            reasons = [f"{', '.join(names)} missing or of the wrong kind"]
+            reasons = reasons if names else []
+            if unknown:
+                reasons.append(f"it has {unknown[0]!r}, which no manifest has")
+            raise RunError(
+                f"{directory / manifest_json.MANIFEST} is not a valid "
+                f"manifest: {'; '.join(reasons)}. Restore the file, or train "
+                "again."
             )
-        manifest._check_complete(directory)
-        return manifest
+        return parsed
 
-    def _check_complete(self, directory: pathlib.Path) -> None:
-        """Raises a `ValueError` if a round or member lacks its file."""
-        recorded = {record.step for record in self.rounds}
-        needed = [(file_name("rounds", step), step) for step in recorded]
-        needed += [(file_name("members", step), step) for step in self.members]
-        for name, step in needed:
-            files.path_within(directory, name)
-            if step not in recorded or name not in self.files:
-                raise _invalid(
-                    directory / MANIFEST, f"it has no {name} or no round for it"
-                )
-        for name in self.files:
-            files.path_within(directory, name)
+
+_KNOWN = {
+    field.name
+    for part in (Header, Manifest)
+    for field in dataclasses.fields(part)
+} - {"header"}
 
 
 # The directories of a run and how the names in them end.
@@ -332,6 +325,8 @@ def _parse(kind: Any, value: Any, where: str, wrong: list[str]) -> Any:
         )
     elif not _fits(value, kind):
         wrong.append(where)
+    elif kind is float:
+        return float(value)
     return value
 
 
@@ -345,33 +340,9 @@ def _fits(value: Any, kind: Any) -> bool:
     return is_bool if kind is bool else isinstance(value, kind) and not is_bool
 
 
-def _read_json(directory: pathlib.Path) -> Json:
-    file = directory / MANIFEST
-    if not file.is_file():
-        raise ValueError(
-            f"{directory} holds no run: there is no {MANIFEST} in it. Give the "
-            "directory that the callback or `ensemble.save` was given."
-        )
-    try:
-        content = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{file} is not JSON ({error}). Restore the file, or train again."
-        ) from None
-    is_dict = isinstance(content, dict)
-    version = content.get("format_version") if is_dict else None
-    if not isinstance(version, int):
-        raise ValueError(f"{file} is not the manifest of a cbnn_keras run.")
-    if version > FORMAT_VERSION:
-        raise ValueError(
-            f"{file} has format version {version}; this cbnn_keras reads up "
-            f"to {FORMAT_VERSION}. Upgrade: pip install -U cbnn-keras."
-        )
-    return content
-
-
-def _invalid(file: pathlib.Path, reason: str) -> ValueError:
-    return ValueError(
-        f"{file} is not a valid manifest: {reason}. Restore the file, or train "
-        "again."
-    )
+def _is_nested(value: Any, depth: int = 0) -> bool:
+    """Whether a value has more levels than any setting, to be safe to print."""
+    if not isinstance(value, (list, dict)):
+        return False
+    parts = value.values() if isinstance(value, dict) else value
+    return depth > 5 or any(_is_nested(part, depth + 1) for part in parts)

@@ -28,12 +28,14 @@ class Run(abc.ABC):
         members: The steps whose weights are kept.
         own_distribution: The first round's omega where it is the user's and
             not uniform, or None.
+        is_finished: Whether training is over.
         is_on_disk: Whether members are read from files.
     """
 
     header: Header
     rounds: list[Round]
     members: list[int]
+    is_finished: bool
     is_on_disk: ClassVar[bool]
 
     @property
@@ -156,6 +158,7 @@ class MemoryRun(Run):
         self.header = header
         self.rounds = []
         self.members = []
+        self.is_finished = False
         self._own_distribution = own_distribution
         self._correct: dict[int, np.ndarray] = {}
         self._weights: dict[int, list[np.ndarray]] = {}
@@ -193,7 +196,7 @@ class MemoryRun(Run):
         pass  # nothing survives the process anyway
 
     def finish(self) -> None:
-        pass
+        self.is_finished = True
 
 
 def labels_id(labels: np.ndarray, first_distribution: np.ndarray) -> str:

@@ -1,11 +1,49 @@
 """What a person sees while a run is made."""
 
 import contextlib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import rich.console
 import rich.progress
+
+# Control characters (C0, DEL, C1), marks that turn the direction of writing,
+# separators of lines, and halves of characters.
+_CONTROL = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069"
+    r"\ud800-\udfff]"
+)
+
+
+def printable(text: Any, *, keep: str = "") -> str:
+    r"""A text whose control characters are shown and not obeyed.
+
+    What a run says of itself may come from elsewhere: with escape sequences it
+    could clear the terminal, or show something else than what is there.
+
+    Args:
+        text: What to print.
+        keep: Characters that stay as they are.
+
+    Example:
+
+    >>> print(printable("a\x1b[2Jb"))
+    a\x1b[2Jb
+    """
+    return _CONTROL.sub(
+        lambda found: (
+            found[0]
+            if found[0] in keep
+            else found[0].encode("unicode_escape").decode()
+        ),
+        str(text),
+    )
+
+
+def paragraph(error: BaseException) -> str:
+    """What an error says in one paragraph, fit for a terminal."""
+    return printable(re.sub(r"\s*\n\s*", " ", str(error).strip()))
 
 
 class Reporter:
@@ -30,6 +68,7 @@ class Reporter:
     def line(self, text: str, *, during_epoch: bool = False) -> None:
         if not self.is_silent:
             lead = "\n" if during_epoch and self._has_open_line else ""
+            text = printable(text, keep="\n")
             try:
                 self._console.print(lead + text)
             except UnicodeEncodeError:  # no reason to end a training
@@ -63,7 +102,7 @@ class Reporter:
             with rich.progress.Progress(
                 *columns, console=self._console, transient=True
             ) as progress:
-                progress.add_task(text, total=None)
+                progress.add_task(printable(text), total=None)
                 yield
         else:
             self.line(f"{text} ...")

@@ -1,5 +1,6 @@
 """Files that are either all there or not there, and that prove it."""
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
@@ -7,10 +8,14 @@ import io
 import os
 import pathlib
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from concurrent import futures
+from typing import IO
 
 from cbnn_keras.support.faults import RunError
 
+# What a file or a run from elsewhere may take, unless its user says more.
+MAX_BYTES = 4 * 2**30
 # Windows has neither; there, names that are links are found by
 # `check_no_links`.
 _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -34,26 +39,42 @@ def replace_text(path: pathlib.Path, content: str) -> None:
 def replace_bytes(path: pathlib.Path, content: bytes) -> None:
     """Writes a file so that a crash leaves the old one or the new one."""
     temporary = path.with_name(path.name + ".new")
-    write_new(temporary, content)
-    os.replace(temporary, path)
+    try:
+        write_new(temporary, content)
+        os.replace(temporary, path)
+    except BaseException:  # a full disk, an interruption
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
     fsync(path.parent)
 
 
-def write_new(path: pathlib.Path, content: bytes) -> "Fingerprint":
-    """Writes a file that nobody lists yet, and waits until it is on the disk.
+@contextlib.contextmanager
+def created(path: pathlib.Path) -> Iterator[IO[bytes]]:
+    """A file to write that nobody lists yet; in the end it is on the disk.
 
     What a crash left under the name is removed first, so that nothing is ever
     written through a link or into a file that has another name elsewhere.
+    """
+    path.unlink(missing_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _NO_FOLLOW
+    with os.fdopen(os.open(path, flags, 0o666), "w+b") as file:
+        yield file
+    fsync(path)
+
+
+def write_new(path: pathlib.Path, content: bytes | memoryview) -> "Fingerprint":
+    """Writes a file that nobody lists yet, as `created` does.
 
     Returns:
         The file's size and hash.
     """
-    path.unlink(missing_ok=True)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW
-    with os.fdopen(os.open(path, flags, 0o666), "wb") as file:
-        file.write(content)
-    fsync(path)
-    return Fingerprint(len(content), hashlib.sha256(content).hexdigest())
+    with futures.ThreadPoolExecutor(1) as pool:
+        # Meanwhile: one computes, the other waits for the disk.
+        digest = pool.submit(hashlib.sha256, content)
+        with created(path) as file:
+            file.write(content)
+    return Fingerprint(len(content), digest.result().hexdigest())
 
 
 def open_regular(path: pathlib.Path) -> io.BufferedReader:
@@ -137,15 +158,3 @@ def check_fingerprint(path: pathlib.Path, expected: Fingerprint) -> None:
                 f"{path} is not what was saved: its sha256 differs from the "
                 "manifest's. Restore the file, or train again."
             )
-
-
-def path_within(directory: pathlib.Path, name: str) -> pathlib.Path:
-    """`directory / name`, refused if it leads out of the directory."""
-    path = directory / name
-    if not path.resolve().is_relative_to(directory.resolve()):
-        raise RunError(
-            f"{directory / 'manifest.json'} names {name!r}, which is outside "
-            "the run directory. Do not load this run unless you know who made "
-            "it."
-        )
-    return path

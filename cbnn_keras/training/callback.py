@@ -9,7 +9,6 @@ import numpy as np
 
 from cbnn_keras import boosting, schedules
 from cbnn_keras.boosting_policies import Boosting
-from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.support import arguments
 from cbnn_keras.training.checkpointing import CheckpointCallback
 from cbnn_keras.training.plan import (
@@ -67,13 +66,13 @@ class CBNNCallback(CheckpointCallback):
             statistics of BatchNorm recomputed for it, and not the model at its
             checkpoint; or the horizon of the average as a share of the run (of
             a cycle, with `restarts`). Training is the same, bit for bit.
-            True, the default, stands for 0.05.
-        members: Which members vote unless asked otherwise: `"trusted"`, the
-            default, those whose training likelihood is near that of the last
-            one (see `boosting.trusted`), or `"all"`.
+            True stands for 0.05. Defaults to False, as in the paper.
+        members: Which members vote unless asked otherwise: `"all"`, the
+            default, as in the paper, or `"trusted"`, those whose training
+            likelihood is near that of the last one (see `boosting.trusted`).
         restarts: K, from 2: the run becomes K cycles, and the model starts anew
-            in each. For runs that are longer than the model needs to fit its
-            training set; see `advice`.
+            in each. For runs that are several times longer than the model
+            needs to fit its training set; in shorter ones it does harm.
         keep: The share of the weights that a restart keeps, from 0 to 1.
             Defaults to 0.
         restart_from: `"fresh"` draws weights from the layers' initializers,
@@ -127,8 +126,8 @@ class CBNNCallback(CheckpointCallback):
         deviation_rate: float | None = None,
         largest_ratio: float | None = None,
         expected_error: float = 0.05,
-        average: bool | float | None = None,
-        members: str | None = None,
+        average: bool | float = False,
+        members: str = "all",
         restarts: int | None = None,
         keep: float = 0.0,
         restart_from: str = "fresh",
@@ -184,10 +183,8 @@ class CBNNCallback(CheckpointCallback):
             allowed="a number between 0 and 1, below 1 - 1/k for k classes; "
             "the default is 0.05",
         )
-        self._average = average
-        self._members = _checked_members(members)
-        self.horizon = _checked_horizon(True if average is None else average)
-        self.trusted_ratio = None if members == "all" else _TRUSTED_RATIO
+        self.horizon = _checked_horizon(average)
+        self.trusted_ratio = _trusted_ratio(members)
         self.restarts = (
             None
             if restarts is None
@@ -213,12 +210,6 @@ class CBNNCallback(CheckpointCallback):
         those of restarts.
         """
         return cls(directory, average=False, members="all", **options)
-
-    def _adopt(self, settings: Settings) -> None:
-        if self._average is None:
-            self.horizon = settings.own.get("average")
-        if self._members is None:
-            self.trusted_ratio = settings.policy.trusted_ratio
 
     def _check_task(self, task: Task) -> None:
         num_classes = task.classifier.num_classes
@@ -305,12 +296,12 @@ def _checked_ratio(ratio: Any) -> float | None:
     )
 
 
-def _checked_members(members: Any) -> str | None:
-    if members not in (None, "trusted", "all"):
+def _trusted_ratio(members: Any) -> float | None:
+    if members not in ("trusted", "all"):
         raise ValueError(
             f"CBNNCallback(members={members!r}): must be 'trusted' or 'all'."
         )
-    return members
+    return _TRUSTED_RATIO if members == "trusted" else None
 
 
 def _checked_rate(learning_rate: Any) -> str | None:

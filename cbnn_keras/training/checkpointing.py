@@ -25,11 +25,9 @@ from cbnn_keras.data.pipelines import (
 from cbnn_keras.data.sample_weights import SampleWeights
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble, voting_members
 from cbnn_keras.runs.directory import (
-    RunDirectory,
     check_available,
     holds_run,
 )
-from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.runs.run import Run
 from cbnn_keras.support import arguments
 from cbnn_keras.support.aliases import Json, Logs
@@ -91,9 +89,6 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
     def _make_plan(
         self, total_steps: int, steps_per_epoch: int | None
     ) -> Plan: ...
-
-    def _adopt(self, settings: Settings) -> None:
-        """Takes what the user left open from the run that is resumed."""
 
     def _check_task(self, task: Task) -> None:
         """Raises a `ValueError` if the method does not go with the task."""
@@ -212,8 +207,9 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         # Not before here: a `fit` that is refused leaves the last one's result.
         self._fit, self._course = fit, None
         if self.resume and self.directory and holds_run(self.directory):
-            self._adopt(RunDirectory.open(self.directory).header.settings)
             self._course = self._beginning().resume(fit, self.directory)
+        if self.directory:
+            fit.watch_for_preemption(self.directory)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         if self._fit is None:
@@ -225,6 +221,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
             # State of the epoch before, and not at its end: callbacks after
             # this one still change things there, such as the learning rate.
             self._course.save_state(epoch - 1)
+            self._fit.end_if_preempted(self._course)
         self._fit.begin_epoch(self._course, epoch)
 
     def on_train_batch_begin(
@@ -244,8 +241,9 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
     def on_train_end(self, logs: Logs | None = None) -> None:
         if self._fit:
             self._fit.end()
-        if self._course:  # or there was no epoch to train
+        if self._fit and self._course:  # or there was no epoch to train
             self._course.finish()
+            self._fit.end_if_preempted(self._course)
 
     # What the constructor checks, and what the hooks need.
 
@@ -291,9 +289,9 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
             log_prefix=self.LOG_PREFIX,
             directory=self.directory,
             total_steps=self.total_steps,
-            # With `resume`, a run that is there is this very one, killed
-            # before the end of its first epoch.
-            replaces=self.overwrite or self.resume,
+            replaces=self.overwrite,
+            # With `resume`, it is this very run.
+            restarts=self.resume,
             make_plan=self._make_plan,
         )
 

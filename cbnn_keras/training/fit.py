@@ -1,5 +1,6 @@
 """One `fit`, and the run that it makes: where it is, what is still to come."""
 
+import pathlib
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from cbnn_keras.support.aliases import Logs
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.training.guards import GateKeeper, LookupGuard
 from cbnn_keras.training.plan import Plan
+from cbnn_keras.training.preemption import Preemption
 from cbnn_keras.training.rounds import Rounds
 from cbnn_keras.training.running_accuracy import RunningAccuracy
 from cbnn_keras.training.task import Task, bare_optimizer
@@ -27,6 +29,7 @@ class Course:
         rounds: The rounds of the run, from where it is.
         reporter: What people are told by.
         step: How many steps were made.
+        num_kept: After how many epochs the state was saved that they led to.
         is_done: Whether the final model is there already.
 
     Attributes:
@@ -44,6 +47,7 @@ class Course:
         reporter: Reporter,
         *,
         step: int = 0,
+        num_kept: int = 0,
         is_done: bool = False,
     ) -> None:
         self.plan = plan
@@ -53,6 +57,8 @@ class Course:
         self.step = step
         self.epoch = 0
         self.is_done = is_done
+        self._num_kept = num_kept
+        self._is_finished = False
         self.pending = [s for s in plan.steps if s > step]
         self.next_update = self.pending[0] if self.pending else sys.maxsize
 
@@ -60,6 +66,15 @@ class Course:
     def num_rounds(self) -> int:
         """How many rounds there were."""
         return len(self.rounds.run.rounds)
+
+    @property
+    def kept(self) -> str:
+        """What would be left if the process ended now, as a predicate."""
+        if self._is_finished:
+            return "is complete"
+        if not self._num_kept:
+            return "has kept no epoch yet"
+        return f"is kept as it was after epoch {self._num_kept}"
 
     def set_learning_rate(self) -> None:
         """Sets the rate of the step to come, if the method has one for it."""
@@ -110,6 +125,7 @@ class Course:
         state = {} if actions is None else actions.state()
         state |= {_AVERAGE + name: array for name, array in average.items()}
         self.rounds.save_state(self.step, epoch, state)
+        self._num_kept = epoch + 1
 
     def restore(self, state: MethodState) -> None:
         """Gives the method and the members' weights back what they kept."""
@@ -146,6 +162,7 @@ class Course:
                 self.task.model
             ).learning_rate = self.plan.compiled_rate
         self.rounds.run.finish()
+        self._is_finished = True
 
 
 class Fit:
@@ -195,6 +212,7 @@ class Fit:
             and weights.num_batches == params["steps"]
         )
         self._gate = GateKeeper(weights) if is_gated else None
+        self._preemption: Preemption | None = None
         self._step_before_epoch = 0  # of the run
         self._num_steps = 0  # of this fit
         self._num_steps_before_epoch = 0
@@ -204,6 +222,16 @@ class Fit:
     def is_in_epoch(self) -> bool:
         """Whether steps were made since the last epoch began."""
         return self._num_executions > 0
+
+    def watch_for_preemption(self, directory: pathlib.Path) -> None:
+        """Lets SIGTERM end this `fit` at the end of a step."""
+        self._preemption = Preemption(self.task.model, self._owner, directory)
+        self._preemption.begin()
+
+    def end_if_preempted(self, course: Course) -> None:
+        """Ends the process if SIGTERM was sent to it."""
+        if self._preemption is not None:
+            self._preemption.check(course.kept)
 
     def begin_epoch(self, course: Course, epoch: int) -> None:
         course.epoch = epoch
@@ -242,6 +270,7 @@ class Fit:
         is_update = course.advance(self._step_before_epoch + num_batches)
         if is_update and self._gate is not None:
             self._gate.hold_after(course.next_update - self._step_before_epoch)
+        self.end_if_preempted(course)
 
     def end_epoch(self, course: Course, logs: Logs) -> None:
         if self._gate is not None:
@@ -255,6 +284,8 @@ class Fit:
 
     def end(self) -> None:
         """Leaves model and pipeline as they were before `fit`."""
+        if self._preemption is not None:
+            self._preemption.end()
         self.restore_initial_epoch()
         self.task.weights.set_replicas(0, is_averaged=True)
 

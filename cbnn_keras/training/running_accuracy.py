@@ -7,9 +7,11 @@ import numpy as np
 import tensorflow as tf
 
 from cbnn_keras import metrics
-from cbnn_keras.data.labelled import as_pair, split_labels
+from cbnn_keras.data.labelled import as_pair, check_same_length, split_labels
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.runs.manifest import Round
+
+_NAME = "validation_data=..."
 
 
 class RunningAccuracy:
@@ -24,7 +26,9 @@ class RunningAccuracy:
     def __init__(
         self, data: Any, classifier: Classifier, batch_size: int
     ) -> None:
-        self._inputs, self._labels = split_labels(classifier, *as_pair(data))
+        self._inputs, self._labels = split_labels(
+            classifier, *as_pair(data), _NAME
+        )
         self._classifier = classifier
         self._batch_size = batch_size
         self._votes: dict[int, float] = {}
@@ -54,4 +58,6 @@ class RunningAccuracy:
     def _predict(self, model: keras.Model) -> np.ndarray:
         is_dataset = isinstance(self._inputs, tf.data.Dataset)
         size = None if is_dataset else self._batch_size
-        return self._classifier.predict(model, self._inputs, size)
+        found = self._classifier.predict(model, self._inputs, size)
+        check_same_length(_NAME, len(self._labels), len(found))
+        return found

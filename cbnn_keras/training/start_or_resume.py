@@ -11,6 +11,7 @@ from cbnn_keras.models import copying, keras_internals
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Header, Settings
 from cbnn_keras.runs.run import MemoryRun, Run, labels_id
+from cbnn_keras.support.faults import faults_named
 from cbnn_keras.training.averaging import AveragedWeights, MemberWeights
 from cbnn_keras.training.fit import Course, Fit
 from cbnn_keras.training.plan import Plan, check_learning_rate
@@ -30,6 +31,7 @@ class Beginning:
         directory: Where the run is kept, or None for in memory.
         total_steps: T, where `fit` cannot know its steps.
         replaces: Whether a run that is in the directory is replaced.
+        restarts: Whether one that was killed in its first epoch is replaced.
         make_plan: The method's plan, from T and the steps of an epoch.
     """
 
@@ -39,6 +41,7 @@ class Beginning:
     directory: pathlib.Path | None
     total_steps: int | None
     replaces: bool
+    restarts: bool
     make_plan: Callable[[int, int | None], Plan]
 
     @property
@@ -58,6 +61,7 @@ class Beginning:
                 fit.task.model,
                 own_distribution=own,
                 overwrite=self.replaces,
+                restart=self.restarts,
             )
         course = self._course(fit, plan, run)
         if plan.actions is not None:
@@ -85,8 +89,7 @@ class Beginning:
         if not fit.task.weights.has_own_seed and settings.seed is not None:
             fit.task.weights.set_seed(settings.seed)
         plan, header = self._describe(fit, settings.first_epoch or 0)
-        RunDirectory.open(directory).check_started_with(header)
-        run = RunDirectory.claim(directory)
+        run = RunDirectory.claim(directory, header)
         if not run.is_finished and run.state is None:
             return None
         run.verify()
@@ -99,8 +102,11 @@ class Beginning:
             f"{state.epoch}, step {state.step}; members so far: "
             f"{len(run.members)}."
         )
-        course = self._course(fit, plan, run, step=state.step)
-        course.restore(method_state)
+        course = self._course(
+            fit, plan, run, step=state.step, num_kept=state.epoch
+        )
+        with faults_named(f"The state of step {state.step} in {directory}"):
+            course.restore(method_state)
         return course
 
     def _reopen(self, fit: Fit, plan: Plan, run: RunDirectory) -> Course:

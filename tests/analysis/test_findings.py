@@ -241,7 +241,7 @@ def test_inputs_that_do_not_fit(data, message, blobs_run):
 
 
 def test_runs_of_other_classes(blobs_run):
-    four = memory_ensemble(dense_model(num_classes=4), [1.0])
+    four = memory_ensemble(dense_model(num_classes=4), [1.0], method="cbnn")
     with pytest.raises(
         ValueError,
         match=r"different numbers of classes \(blobs has 3, cbnn run has 4\).*"

@@ -16,10 +16,12 @@ from helpers import blobs, dense_model, memory_ensemble, trained
 
 from cbnn_keras.analysis.geometry import Plane
 from cbnn_keras.analysis.loss_plane import loss_plane
+from cbnn_keras.analysis.plane_cache import FORMAT
 from cbnn_keras.analysis.plane_losses import Losses, set_parameters
 from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.models.batch_norm import recompute_statistics
 from cbnn_keras.runs.run import labels_id
+from cbnn_keras.support.faults import RunError
 
 L2 = 0.01
 
@@ -438,8 +440,10 @@ def npz(**arrays):
         b"",
         npz(x=np.arange(3)),
         npz(format=np.array([{}], dtype=object)),
+        npz(format=FORMAT),
+        npz(format=FORMAT, key="x", values=np.zeros(3)),
     ],
-    ids=["text", "nothing", "arrays", "pickle"],
+    ids=["text", "nothing", "arrays", "pickle", "no key", "no plane"],
 )
 def test_foreign_file_is_refused_and_left_alone(dense, tmp_path, content):
     path = tmp_path / "mine.npz"
@@ -521,3 +525,13 @@ def test_other_data_than_those_of_training_are_refused(dense, dense_plane):
             plane_of((ensemble, inputs, labels))
     one_hot = plane_of((ensemble, x, np.eye(3)[y]))
     np.testing.assert_array_equal(one_hot.losses, dense_plane.losses)
+
+
+def test_no_file_is_kept_in_a_run(dense, blobs_run):
+    before = sorted(blobs_run.rglob("*"))
+    for name in ("plane.npz", "manifest.json", "members/1.npz"):
+        with pytest.raises(
+            RunError, match="is inside the run .*, which is not"
+        ):
+            plane_of(dense, cache=blobs_run / name)
+    assert sorted(blobs_run.rglob("*")) == before

@@ -30,6 +30,7 @@ from cbnn_keras.analysis.report.sample_sections import (
 )
 from cbnn_keras.baselines import PlainCheckpoints
 from cbnn_keras.commands import cli
+from cbnn_keras.support.faults import RunError
 
 X, Y = blobs()
 # Of the same clusters, in another order: labels tell data apart.
@@ -364,6 +365,9 @@ def test_usage_errors(arguments, message, directory, capsys, monkeypatch):
     assert not (directory / "report.html").exists()
 
 
+FAULTS_OF_ARGUMENTS = ("There are 2 class names", "report.html cannot", "no-s")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -381,7 +385,7 @@ def test_usage_errors(arguments, message, directory, capsys, monkeypatch):
         (["run", "-o", "new.npz/a.html"], "new.npz/a.html cannot be written: "),
         (
             ["run", "--data", "new.npz", "-o", "new.npz"],
-            "new.npz holds data, and is not replaced.",
+            "new.npz is read as an input, and is not replaced.",
         ),
         (
             ["run", "--data", "new.npz", "--suspects", "report.html"],
@@ -396,7 +400,9 @@ def test_what_is_refused(arguments, message, directory, capsys, monkeypatch):
     np.savez("single.npz", x=X, y=Y, classes=3)
     (directory / "short.txt").write_text("a\nb\n")
     (directory / "latin.txt").write_text("grün\n", "latin-1")
-    assert cli.main(["report", *arguments]) == 1
+    # 2 where it is a file that is wrong, 1 where arguments do not fit.
+    code = cli.main(["report", *arguments])
+    assert code == (1 if message.startswith(FAULTS_OF_ARGUMENTS) else 2)
     error = capsys.readouterr().err
     assert error.startswith("cbnn: ")
     assert message in error
@@ -411,6 +417,38 @@ def test_what_write_report_refuses(directory, tmp_path):
         write_report([], output)
     with pytest.raises(ValueError, match=r"as Labelled\(name, x, y\)\.$"):
         write_report(run, output, data=[(X, Y)])
+
+
+def test_write_report_leaves_other_runs_alone(directory, tmp_path):
+    run, other = directory / "run", tmp_path / "other"
+    shutil.copytree(run, other)
+    (tmp_path / "page.html").symlink_to(other / "manifest.json")
+    before = (other / "manifest.json").read_bytes()
+    for output in (
+        other / "manifest.json",
+        other / "new.html",
+        tmp_path / "page.html",
+    ):
+        with pytest.raises(RunError, match="is inside the run .*/other, which"):
+            write_report(run, output, verbose=0)
+        with pytest.raises(RunError, match="is inside the run .*/other, which"):
+            write_report(
+                run,
+                tmp_path / "a.html",
+                data=Labelled("new", X, Y),
+                suspects=output,
+                verbose=0,
+            )
+    assert (other / "manifest.json").read_bytes() == before
+    assert not (tmp_path / "a.html").exists()
+
+
+def test_a_page_that_is_a_link_is_replaced_itself(directory, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "page.html").symlink_to(tmp_path / "mine")
+    write_report(directory / "run", tmp_path / "page.html", verbose=0)
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (tmp_path / "page.html").is_symlink()
 
 
 @pytest.mark.parametrize("package", ["matplotlib", "jinja2"])

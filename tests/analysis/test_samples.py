@@ -9,6 +9,7 @@ import pandas
 import pytest
 import tensorflow as tf
 from cleanlab.rank import get_label_quality_scores
+from disks import small_disk
 from helpers import blobs, dense_model, header, round_at, trained
 from sklearn.linear_model import LogisticRegression
 
@@ -22,6 +23,7 @@ from cbnn_keras.analysis.samples import (
 from cbnn_keras.boosting_policies import Boosting, EqualVotes
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.runs.run import MemoryRun
+from cbnn_keras.support.faults import RunError
 
 
 def run_of(rounds, policy=None, own_distribution=None):
@@ -361,3 +363,24 @@ def test_flipped_labels_are_found(digits):
     assert ours >= theirs
     # What is called a suspect outright is hardly ever right.
     assert np.isin(np.flatnonzero(found.is_suspect), flipped).mean() > 0.8
+
+
+def test_a_table_is_not_written_into_a_run(softmax_run, tmp_path):
+    before = (softmax_run.path / "manifest.json").read_bytes()
+    with pytest.raises(RunError, match="is inside the run .*, which is not"):
+        softmax_run.found.to_csv(softmax_run.path / "manifest.json")
+    assert (softmax_run.path / "manifest.json").read_bytes() == before
+
+
+def test_a_table_on_a_full_disk(softmax_run, tmp_path):
+    with small_disk(tmp_path / "disk", 4) as disk:
+        path = disk / "suspects.csv"
+        path.write_text("old")
+        with pytest.raises(
+            OSError,
+            match=rf"^{path} could not be written: No space left on device\. "
+            r"Nothing was changed there: make room, and try",
+        ):
+            softmax_run.found.to_csv(path)
+        assert path.read_text() == "old"
+        assert list(disk.iterdir()) == [path]

@@ -65,7 +65,7 @@ def test_inspect_as_json(run, capsys):
 def test_inspect_marks_what_is_no_member(tmp_path, capsys):
     model = dense_model()
     run = RunDirectory.create(tmp_path / "run", header(model), model)
-    record = round_at(5, 0.0, error=0.9, is_member=False)
+    record = round_at(5, 0.0, error=1.0, is_member=False)
     run.add_round(record, np.zeros(8, dtype=bool), None)
     assert cli.main(["inspect", str(tmp_path / "run")]) == 0
     printed = capsys.readouterr().out
@@ -77,7 +77,7 @@ def test_inspect_names_a_damaged_file(run, tmp_path, capsys):
     shutil.copytree(run[0], tmp_path / "run")
     member = next((tmp_path / "run/members").iterdir())
     member.write_bytes(b"x" + member.read_bytes()[1:])
-    assert cli.main(["inspect", str(tmp_path / "run")]) == 1
+    assert cli.main(["inspect", str(tmp_path / "run")]) == 2
     assert str(member) in capsys.readouterr().err
 
 
@@ -361,20 +361,20 @@ def test_wrong_combinations_are_usage_errors(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "message", "code"),
     [
-        ("runs/nothing", r"nothing holds no run: there is no manifest"),
-        ("runs/run --members 0", r"select\(num=0\): num must be an integer"),
-        ("runs/run --outputs class,labels", r"outputs.* each once, .*"),
-        ("runs/run --top-k 0", r"top_k.*at least 1"),
-        ("runs/run --priors labels.txt", r"labels\.txt holds no priors"),
-        ("runs/run --data labels.txt", r"labels\.txt is not an \.npz"),
-        ("runs/run --output runs", r"runs is a \w+; an ONNX export"),
+        ("runs/nothing", r"nothing holds no run: there is no manifest", 1),
+        ("runs/run --members 0", r"select\(num=0\): num must be an integer", 1),
+        ("runs/run --outputs class,labels", r"outputs.* each once, .*", 1),
+        ("runs/run --top-k 0", r"top_k.*at least 1", 1),
+        ("runs/run --priors labels.txt", r"labels\.txt holds no priors", 2),
+        ("runs/run --data labels.txt", r"labels\.txt is not an \.npz", 2),
+        ("runs/run --output runs", r"runs is a \w+; an ONNX export", 2),
     ],
 )
-def test_what_export_refuses(arguments, message, directory, capsys):
+def test_what_export_refuses(arguments, message, code, directory, capsys):
     command = ["export", *arguments.split(), "--format", "onnx"]
-    assert cli.main(command) == 1
+    assert cli.main(command) == code
     error = capsys.readouterr().err
     assert re.match(rf"cbnn: .*{message}", error)
     assert error.count("\n") == 1

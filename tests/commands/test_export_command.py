@@ -21,6 +21,7 @@ from cbnn_keras.commands.export import (
     next_commands,
     verify_run,
 )
+from cbnn_keras.support.faults import RunError
 
 X, Y = blobs()
 
@@ -173,11 +174,11 @@ def test_a_preprocessing_is_put_in_front(run, files, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"class_names": "no.txt"}, FileNotFoundError, r"no\.txt"),
-        ({"priors": "no.npy"}, FileNotFoundError, r"no\.npy"),
-        ({"priors": "no.txt"}, FileNotFoundError, r"no\.txt"),
-        ({"preprocess": "no.keras"}, ValueError, r"no\.keras"),
-        ({"data": "no.npz"}, ValueError, r"no\.npz is not an \.npz file"),
+        ({"class_names": "no.txt"}, RunError, r"no\.txt cannot be opened: No"),
+        ({"priors": "no.npy"}, RunError, r"no\.npy cannot be opened: No such"),
+        ({"priors": "no.txt"}, RunError, r"no\.txt cannot be opened: No such"),
+        ({"preprocess": "no.keras"}, RunError, r"no\.keras cannot be opened"),
+        ({"data": "no.npz"}, RunError, r"no\.npz cannot be opened: No such"),
         ({"num_members": 0}, ValueError, r"select\(num=0\): .*at least 1"),
     ],
 )

@@ -401,7 +401,7 @@ def test_augment_of_a_structure():
             np.zeros(3),
             r"\[3, 2\] for x and 3 for y",
         ),
-        (np.zeros((0, 2)), np.zeros(0), r"\[0\] for x and 0 for y"),
+        (np.zeros((0, 2)), np.zeros(0), "x and y are empty"),
         (np.zeros(()), np.zeros(3), r"\[None\] for x and 3 for y"),
         (np.zeros(3), 1, r"\[3\] for x and None for y"),
         (
@@ -579,7 +579,7 @@ def test_another_number_of_examples_in_a_later_pass_is_refused(later):
     samples = DatasetSamples(dataset, num_samples=300)
     samples.labels()
     size.assign(later)
-    with pytest.raises(ValueError, match=MOVES):
+    with pytest.raises(ValueError, match="had 300 samples, and a later pass"):
         list(samples.inputs(100))
 
 

@@ -32,7 +32,9 @@ OTHER_X, OTHER_Y = blobs(60, seed=0)[0] + np.float32(0.3), blobs(60)[1]
 
 def ensemble_of(model, votes, **changes):
     """Members with random weights; the model itself keeps its own."""
-    changes = {"num_classes": 3, "num_samples": 10, **changes}
+    # Put together, as the votes are made up.
+    changes = {"method": "parallel", "num_samples": 10, **changes}
+    changes.setdefault("num_classes", 3)
     run = MemoryRun(header(model, **changes))
     generator = np.random.default_rng(1)
     kept = model.get_weights()
@@ -42,6 +44,7 @@ def ensemble_of(model, votes, **changes):
         record = round_at(4 * number + 4, vote, is_final=is_final)
         run.add_round(record, generator.random(10) < 0.5, model)
     model.set_weights(kept)
+    run.finish()
     return CheckpointEnsemble(run, model)
 
 
@@ -320,6 +323,16 @@ def test_voting_is_checked():
 def test_run_without_members_gives_no_ensemble():
     with pytest.raises(ValueError, match="^The run has no members yet: train"):
         ensemble_of(dense_model(), [])
+
+
+def test_run_that_has_just_begun_is_not_taken_for_one_of_a_subclassed_model(
+    tmp_path,
+):
+    model = Undescribed([keras.layers.Dense(3, activation="softmax")])
+    model(X)
+    RunDirectory.create(tmp_path / "run", header(model, num_classes=3), model)
+    with pytest.raises(ValueError, match="^The run has no members yet: train"):
+        CheckpointEnsemble.load(tmp_path / "run")
 
 
 # --- The model is given back as it was ---
@@ -756,6 +769,7 @@ def test_run_in_memory_is_saved_as_the_run_on_disk(directory, tmp_path):
     ]
     for manifest in manifests:
         del manifest["files"]["model.keras"]  # of the start, of the end
+        del manifest["sha256"]
     assert manifests[0] == manifests[1]
 
 
@@ -883,7 +897,9 @@ def test_class_that_is_not_known_is_asked_for(tmp_path):
     with pytest.raises(
         ValueError,
         match="^The architecture in .*run cannot be rebuilt here.*"
-        "register_keras_serializable.*Keras: ",
+        r"not known here: test_ensemble\.Local\. Import them.*"
+        r"register_keras_serializable.*custom_objects=\{'Local': Local\}\. Or "
+        r"pass a model that you built: .*load\(directory, model=model\)\.$",
     ):
         CheckpointEnsemble.load(tmp_path / "run")
     loaded = CheckpointEnsemble.load(tmp_path / "run", model=model)

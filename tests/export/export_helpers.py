@@ -39,6 +39,7 @@ def tables(members, votes, **options):
         model.set_weights([table])
         record = round_at(10 * number + 10, vote)
         run.add_round(record, np.ones(8, dtype=bool), model)
+    run.finish()
     return CheckpointEnsemble(run, model)
 
 

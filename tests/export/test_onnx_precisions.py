@@ -73,7 +73,7 @@ class Digits:
     def __init__(self, directory):
         keras.utils.set_random_seed(0)
         (x, y), _, (self.x, self.y) = demo.load_digits(seed=0)
-        callback = CBNNCallback.paper(num_checkpoints=3)
+        callback = CBNNCallback(num_checkpoints=3)
         train = callback.weighted(x, y, batch_size=32, seed=1)
         model = digits_cnn()
         self.num_parameters = model.count_params()
@@ -431,10 +431,12 @@ def test_bytes_through_a_preprocessing(tmp_path):
         ),
     ],
 )
-def test_wrong_options_are_refused_first(precision, data, message, tmp_path):
+def test_wrong_options_are_refused_first(
+    precision, data, message, ensemble, tmp_path
+):
     with pytest.raises(ValueError, match=message):
         export_onnx(
-            None,
+            ensemble,
             tmp_path / "new/a.onnx",
             precision=precision,
             calibration_data=data,

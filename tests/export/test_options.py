@@ -158,7 +158,7 @@ def test_a_misspelled_option_is_named(export, tmp_path):
         TypeError,
         match=r"^Exports have no option 'class_name'\. Did you mean "
         r"'class_names'\? The options are outputs, top_k, class_names, .*"
-        r"tolerance; see ServingOptions\.$",
+        r"tolerance, allow_unfinished; see ServingOptions\.$",
     ):
         export(None, tmp_path / "new/a", class_name=["a", "b"])
     with pytest.raises(TypeError, match=r"no option 'x'\. The options are"):

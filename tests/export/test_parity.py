@@ -169,6 +169,7 @@ def ensemble_of(model, x, **options):
         model(x, training=True)
         make_unsure(model, x)
         run.add_round(round_at(step, vote), np.ones(8, dtype=bool), model)
+    run.finish()
     return CheckpointEnsemble(run, model)
 
 

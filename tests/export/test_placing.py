@@ -1,11 +1,17 @@
 """Tests of artefacts that appear complete or not at all."""
 
 import os
+import pathlib
+import signal
 import stat
+import subprocess
+import sys
+import time
 
 import pytest
 
 from cbnn_keras.export import Artefact, Parity, placing
+from cbnn_keras.support.faults import RunError
 
 
 def tree(directory):
@@ -216,3 +222,117 @@ def test_artefact_as_text(tmp_path):
         f"{tmp_path / '1'}: 1.2 MB, max |delta p| 2.0e-08, the same class for "
         "100.0% of 10 samples."
     )
+
+
+# --- What killed exports leave ---
+
+HOLDER = """
+import os, pathlib, sys
+from cbnn_keras.export import placing
+with placing.written_aside(pathlib.Path(sys.argv[1])) as aside:
+    (aside / "model").mkdir()
+    (aside / "model" / "file").touch()
+    print(aside, flush=True)
+    sys.stdin.read()
+"""
+
+
+def make_old(path):
+    os.utime(path, (0, time.time() - 25 * 60 * 60))
+
+
+def left_over(parent, name="abcd_123"):
+    """As an export leaves it that was killed long ago."""
+    path = parent / f".cbnn-export-{name}"
+    path.mkdir(parents=True)
+    (path / "model").touch()
+    make_old(path)
+    return path
+
+
+def test_what_a_killed_export_left_is_swept_up(tmp_path):
+    destination = tmp_path / "model" / "1"
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(destination)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        aside = pathlib.Path(process.stdout.readline().strip())
+        assert (aside / "model/file").exists()
+        make_old(aside)  # an export that takes days is still one
+        with placing.written_aside(destination):
+            pass
+        assert (aside / "model/file").exists()
+    finally:
+        process.kill()
+        process.communicate()
+    with placing.written_aside(destination):
+        assert not aside.exists()
+    assert process.returncode == -signal.SIGKILL
+    assert tree(tmp_path) == ["model"]
+
+
+def test_what_is_young_or_not_ours_is_left(tmp_path):
+    old = left_over(tmp_path)
+    young = left_over(tmp_path, "young_12")
+    os.utime(young)
+    others = [
+        left_over(tmp_path, "notes"),
+        left_over(tmp_path, "ABCDEFGH"),
+        left_over(tmp_path / "below"),
+    ]
+    with placing.written_aside(tmp_path / "1"):
+        pass
+    assert not old.exists()
+    assert all((path / "model").exists() for path in (young, *others))
+
+
+def test_sweeping_follows_no_link(tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").touch()
+    make_old(precious)
+    parent = tmp_path / "models"
+    inner = left_over(parent)
+    (inner / "deep").symlink_to(precious)
+    make_old(inner)
+    link = parent / ".cbnn-export-link0000"
+    link.symlink_to(precious)
+    os.utime(link, (0, 0), follow_symlinks=False)
+    with placing.written_aside(parent / "1"):
+        pass
+    assert (precious / "file").exists()
+    assert link.is_symlink() and not inner.exists()
+
+
+# --- Links ---
+
+
+def test_texts_are_not_written_through_links(tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text("mine")
+    path = tmp_path / "a.txt"
+    path.symlink_to(elsewhere)
+    (tmp_path / ".a.txt.new").symlink_to(elsewhere)
+    with placing.prepared({path: "new"}) as put_in_place:
+        put_in_place()
+    assert path.read_text() == "new" and not path.is_symlink()
+    assert elsewhere.read_text() == "mine"
+
+
+def test_a_link_is_not_a_file_of_ours(tmp_path):
+    (tmp_path / "ours").write_text("# Written by cbnn export.\n")
+    for name in ("ours", "nowhere"):
+        path = tmp_path / f"{name}.config"
+        path.symlink_to(tmp_path / name)
+        with pytest.raises(RunError, match="and is left alone"):
+            placing.check_replaceable(path)
+
+
+def test_a_link_to_nowhere_is_not_replaced(tmp_path):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "1").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(RunError, match="1 is there already"):
+        placing.move_directory(tmp_path / "source", tmp_path / "1")

@@ -174,7 +174,7 @@ def test_other_names_for_inputs_that_are_keys(tmp_path):
 
 
 @pytest.fixture
-def quick(monkeypatch):
+def quick(monkeypatch, ensemble):
     """Exports that write one small file, for tests of where they go."""
 
     def write(graph, directory, name):
@@ -186,7 +186,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(saved_model, "_write", write)
     monkeypatch.setattr(saved_model, "_compare", lambda *a: "the same")
     return lambda path, **options: export_saved_model(
-        None, path, verbose=0, **options
+        ensemble, path, verbose=0, **options
     )
 
 

@@ -10,6 +10,7 @@ import pathlib
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import cbnn_keras
 from cbnn_keras.models import keras_internals
@@ -163,6 +164,39 @@ def test_initial_epoch(broken):
     assert model.fit(X, X[:, :2], verbose=0).epoch == [0], broken
 
 
+def test_src(broken):
+    """Where Keras says that operations are."""
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, keras.ops.mean(inputs, axis=1))
+    text = keras.saving.serialize_keras_object(model)
+    description = text["config"]["layers"][-1]
+    module, name = description["module"], description["class_name"]
+    found = keras_internals.private_operation(module, name)
+    assert found is type(model.operations[-1]), broken
+    assert keras_internals.private_operation(module, "mean") is None
+    assert keras_internals.private_operation(module, "Operation") is None
+    assert keras_internals.private_operation("keras.layers", "Dense") is None
+    assert keras_internals.private_operation("keras.src.no", "Mean") is None
+
+
+def test_saving_to_buffers(broken, tmp_path):
+    """No private name, but an argument that Keras documents nowhere."""
+    model, other = chain(), chain()
+    buffer = keras_internals.NamedBuffer("a.weights.h5")
+    keras.saving.save_weights(model, buffer)
+    (tmp_path / "a.weights.h5").write_bytes(buffer.getvalue())
+    other.load_weights(tmp_path / "a.weights.h5")
+    buffer = keras_internals.NamedBuffer("a.keras")
+    keras.saving.save_model(model, buffer)
+    (tmp_path / "a.keras").write_bytes(buffer.getvalue())
+    loaded = keras.saving.load_model(tmp_path / "a.keras")
+    for found in (other, loaded):
+        for weight, expected in zip(
+            found.get_weights(), model.get_weights(), strict=True
+        ):
+            np.testing.assert_array_equal(weight, expected, err_msg=broken)
+
+
 PRIVATE = {
     "_flatten_layers",
     "_functional",
@@ -200,5 +234,24 @@ def test_private_names_are_in_one_module():
         for path in PACKAGE.rglob("*.py")
     }
     own = found.pop("models/keras_internals.py")
-    assert own == sorted(["keras.src.models.", *PRIVATE])
+    assert own == sorted(["keras.src.", "keras.src.models.", *PRIVATE])
     assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_initialize_with_initializer(broken):
+    """A weight is known before it has a value."""
+    seen = []
+
+    def create(next_creator, **options):
+        value = options["initial_value"]
+        seen.append((keras_internals.declared_shape(value), options["dtype"]))
+        return next_creator(**options)
+
+    with tf.variable_creator_scope(create):
+        model = chain()
+        tf.Variable(lambda: tf.zeros((5, 6)), dtype="float32")
+        tf.Variable([1, 2], dtype="int32")
+    shapes = [shape for shape, _ in seen]
+    assert shapes == [(4, 3), (3,), (3, 2), (2,), None, None], broken
+    assert {dtype for _, dtype in seen[:4]} == {"float32"}, broken
+    assert len(model.weights) == 4

@@ -11,7 +11,15 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from helpers import blobs, dense_model, header, round_at, trained
+from helpers import (
+    blobs,
+    change_manifest,
+    dense_model,
+    header,
+    list_file,
+    round_at,
+    trained,
+)
 
 from cbnn_keras import CheckpointEnsemble, __version__
 from cbnn_keras.boosting_policies import Boosting
@@ -53,18 +61,6 @@ def uncompiled(model):
 
 def manifest_of(directory):
     return json.loads((directory / "manifest.json").read_text())
-
-
-def change_manifest(directory, change):
-    manifest = manifest_of(directory)
-    change(manifest)
-    (directory / "manifest.json").write_text(json.dumps(manifest))
-
-
-def list_file(directory, name):
-    """Puts a file into the manifest as it is, as an attacker could."""
-    found = dataclasses.asdict(files.fingerprint(directory / name))
-    change_manifest(directory, lambda m: m["files"].update({name: found}))
 
 
 def listing(directory):
@@ -110,10 +106,11 @@ def test_content_of_the_manifest(pristine):
     rounds = manifest.pop("rounds")
     assert len(manifest.pop("files")) == 7
     assert re.fullmatch("[0-9a-f]{64}", manifest.pop("architecture"))
+    assert re.fullmatch("[0-9a-f]{64}", manifest.pop("sha256"))
     uniform = np.full(120, 1 / 120)
     labels = hashlib.sha256(Y.astype(np.int64).tobytes() + uniform.tobytes())
     assert manifest == {
-        "format_version": 2,
+        "format_version": 3,
         "method": "cbnn",
         "package_version": __version__,
         "num_classes": 3,
@@ -249,8 +246,12 @@ def record_of(step, *, is_member=True, is_final=False):
     return round_at(step, vote, is_member=is_member, is_final=is_final)
 
 
+# Put together, as the votes are made up.
 HEADER = header(
-    dense_model(), num_samples=11, settings=Settings(Boosting(ETA, 0.05))
+    dense_model(),
+    method="parallel",
+    num_samples=11,
+    settings=Settings(Boosting(ETA, 0.05)),
 )
 RIGHT = np.array([True] * 7 + [False] * 4)
 
@@ -377,6 +378,7 @@ def test_damaged_file_is_named(run, name, spoil, text):
 def test_damaged_weights_of_the_user_are_named(tmp_path):
     run = new_run(tmp_path / "run", own_distribution=np.arange(1, 12) / 66)
     run.add_round(record_of(1, is_final=True), RIGHT, dense_model())
+    run.finish()
     CheckpointEnsemble.load(tmp_path / "run")
     spoil_one_bit(tmp_path / "run/base.npy")
     with refused(tmp_path / "run/base.npy", "is not what was saved"):
@@ -427,10 +429,10 @@ def test_manifest_that_is_none(run, content, text):
 
 
 def test_manifest_of_a_later_version(run):
-    change_manifest(run, lambda m: m.update(format_version=3))
+    change_manifest(run, lambda m: m.update(format_version=4))
     with refused(
         run / "manifest.json",
-        r"has format version 3; this cbnn_keras reads up to 2. Upgrade: pip",
+        r"has format version 4; this cbnn_keras reads up to 3. Upgrade: pip",
     ):
         RunDirectory.open(run)
 
@@ -480,7 +482,7 @@ def test_manifest_with_a_part_of_the_wrong_kind(run, change, named):
     [
         (lambda m: m["files"].pop("members/8.weights.h5"), "members/8.weights"),
         (lambda m: m["files"].pop("rounds/16.npy"), "rounds/16.npy"),
-        (lambda m: m["members"].append(12), "members/12.weights.h5"),
+        (lambda m: m["members"].append(32), "members/32.weights.h5"),
         (lambda m: m["rounds"].pop(0), "members/8.weights.h5"),
     ],
 )
@@ -498,7 +500,9 @@ def test_manifest_that_names_a_path_outside(run, tmp_path, name):
     outside.write_text("secret")
     name = name or str(outside)
     list_file(run, name)
-    with refused(run / "manifest.json", f"names '{re.escape(name)}', which is"):
+    with refused(
+        run / "manifest.json", f"names '{re.escape(name)}', which is no"
+    ):
         CheckpointEnsemble.load(run)
 
 
@@ -523,15 +527,15 @@ class Bomb:
 
 def test_pickles_are_not_opened(run, tmp_path):
     trace = tmp_path / "trace"
-    objects = np.array([Bomb(trace)], dtype=object)
+    # As many as have the size of 120 numbers.
+    objects = np.array([Bomb(trace) for _ in range(80)], dtype=object)
     for name in ("rounds/8.npy", "base.npy"):
         np.save(run / name, objects, allow_pickle=True)
         list_file(run, name)
     opened = RunDirectory.open(run)
-    opened.verify()
-    with pytest.raises(ValueError, match="allow_pickle=False"):
+    with refused(run / "rounds/8.npy", r"cannot be read \(an array of objects"):
         opened.correct(8)
-    with pytest.raises(ValueError, match="allow_pickle=False"):
+    with refused(run / "base.npy", r"cannot be read \(an array of objects"):
         _ = opened.own_distribution
     assert not trace.exists()
     # It would have gone off.
@@ -547,7 +551,7 @@ def test_pickle_in_the_kept_state_is_not_opened(tmp_path):
     objects = np.array([Bomb(trace)], dtype=object)
     np.savez(path, **{"model/0": objects}, allow_pickle=True)
     list_file(run.path, "resume/6.npz")
-    with pytest.raises(ValueError, match="allow_pickle=False"):
+    with refused(path, r"cannot be read \(an array of objects"):
         RunDirectory.open(run.path).rewind(model)
     assert not trace.exists()
 

@@ -6,7 +6,7 @@ import re
 import pytest
 import rich.console
 
-from cbnn_keras.support.console import Reporter
+from cbnn_keras.support.console import Reporter, paragraph, printable
 
 
 def on_terminal(reporter):
@@ -174,3 +174,38 @@ def test_status_says_brackets_as_they_are_on_a_terminal_too():
     with reporter.status("writing [bold]runs/a[/bold]"):
         pass
     assert "writing [bold]runs/a[/bold]" in without_colours(screen.getvalue())
+
+
+# --- What is shown and not obeyed ---
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain größe 青い \U0001f600 [bold] \\x1b", None),
+        ("\x1b[2J", r"\x1b[2J"),
+        ("a\rb\tc\nd\0\x7f", r"a\rb\tc\nd\x00\x7f"),
+        ("\x9b2J\x85", r"\x9b2J\x85"),
+        ("\u202etxt\u2066\u2069\u200f", r"\u202etxt\u2066\u2069\u200f"),
+        ("\u2028\u2029", r"\u2028\u2029"),
+        ("\udcff", r"\udcff"),
+    ],
+)
+def test_control_characters_are_shown(text, expected):
+    assert printable(text) == (text if expected is None else expected)
+
+
+def test_characters_that_are_kept():
+    assert printable("a\n\x1b", keep="\n") == "a\n\\x1b"
+    assert printable(3) == "3"
+
+
+def test_an_error_is_one_paragraph():
+    assert paragraph(ValueError(" a  b\n\n  c\x1b\n")) == r"a  b c\x1b"
+
+
+def test_lines_are_shown_and_not_obeyed(capsys):
+    Reporter(2).line("a\x1b[2J\nb")
+    with Reporter(2).status("c\x1b[2J"):
+        pass
+    assert capsys.readouterr().out == "a\\x1b[2J\nb\nc\\x1b[2J ...\n"

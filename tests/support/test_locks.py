@@ -87,3 +87,19 @@ def test_no_locks_on_the_system_are_announced(tmp_path, monkeypatch):
     monkeypatch.setattr(locks, "_has_warned", False)
     with pytest.warns(UserWarning, match=r"\(the system has none\): see to it"):
         locks.lock(tmp_path)
+
+
+def test_a_lock_that_can_be_had_or_not(tmp_path):
+    assert locks.try_lock(tmp_path)
+    assert in_child(lambda: int(locks.try_lock(tmp_path))) == 0
+    locks.unlock(tmp_path)
+    assert in_child(lambda: int(locks.try_lock(tmp_path))) == 1
+
+
+def test_a_lock_of_what_is_no_directory(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path)
+    for name in ("file", "link", "missing"):
+        assert not locks.try_lock(tmp_path / name)
+    monkeypatch.setattr(locks, "fcntl", None)
+    assert not locks.try_lock(tmp_path)

@@ -4,7 +4,9 @@
 
 With FATAL_SAVE the process kills itself, really and at once, at that call of
 `os.fsync` or `os.replace`: in the middle of a save. The environment variable
-REPLICAS spreads the model over so many devices.
+REPLICAS spreads the model over so many devices. SIGNALS=SIGTERM:3:2 sends the
+process that signal when batch 2 of epoch 3 begins; several are separated by
+commas.
 """
 
 import contextlib
@@ -67,6 +69,19 @@ def model():
     return network
 
 
+class SendSignals(keras.callbacks.Callback):
+    """Does to the process what a scheduler, or a person, would do."""
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        for order in filter(None, os.environ.get("SIGNALS", "").split(",")):
+            name, *moment = order.split(":")
+            if [str(self.epoch), str(batch)] == moment:
+                os.kill(os.getpid(), getattr(signal, name))
+
+
 def scope():
     num_replicas = int(os.environ.get("REPLICAS", "0"))
     if not num_replicas:
@@ -86,12 +101,12 @@ def main(directory, epochs, fatal_save=None):
     x, y = data()
     with scope():
         network = model()
-        cbnn = CBNNCallback.paper(directory, num_checkpoints=7, resume=True)
+        cbnn = CBNNCallback(directory, num_checkpoints=7, resume=True)
         train = cbnn.weighted(x, y, batch_size=16, augment=jitter)
         tell = keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda epoch, logs: print("epoch", epoch, flush=True)
         )
-        callbacks = [cbnn, tell]
+        callbacks = [cbnn, tell, SendSignals()]
         network.fit(train, epochs=int(epochs), callbacks=callbacks, verbose=0)
     results = pathlib.Path(directory).with_suffix(".results.npz")
     np.savez(

@@ -707,9 +707,10 @@ def test_members_survive_a_model_that_diverges(on_disk, tmp_path):
         )
     assert [record["step"] for record in callback.history] == [6, 12]
     assert np.isfinite(callback.sample_weights).all()
-    ensemble = (
-        CheckpointEnsemble.load(tmp_path) if on_disk else callback.ensemble()
-    )
+    ensemble = callback.ensemble()
+    if on_disk:
+        with pytest.warns(UserWarning, match="is not finished"):
+            ensemble = CheckpointEnsemble.load(tmp_path)
     assert [member["step"] for member in ensemble.members] == [6, 12]
     x, y = blobs()
     predictions = ensemble.predict(x, verbose=0)

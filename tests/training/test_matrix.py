@@ -169,7 +169,7 @@ def as_dataset(x, y):
 
 def train(directory, model, data, loss, compile, **options):
     model.compile(keras.optimizers.Adam(0.05), loss, **compile)
-    cbnn = CBNNCallback(directory, num_checkpoints=3, members="all", **options)
+    cbnn = CBNNCallback(directory, num_checkpoints=3, **options)
     pipeline = cbnn.weighted(*data, batch_size=16, seed=2)
     model.fit(pipeline, epochs=5, callbacks=[cbnn], verbose=0)
     return cbnn

@@ -18,10 +18,13 @@ from cbnn_keras.analysis.report import page
 from cbnn_keras.analysis.report.sections import make_sections
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
 from cbnn_keras.runs.directory import RunDirectory
+from cbnn_keras.runs.outputs import check_output, is_same
 from cbnn_keras.runs.run import Run
 from cbnn_keras.support import files
-from cbnn_keras.support.console import Reporter
+from cbnn_keras.support.console import Reporter, printable
 from cbnn_keras.support.extras import need
+from cbnn_keras.support.failures import failures_explained
+from cbnn_keras.support.faults import RunError
 
 # The grid and the samples of the loss plane: minutes, not hours.
 _RESOLUTION, _NUM_SAMPLES = 15, 2000
@@ -75,7 +78,8 @@ def write_report(
         _plane(f, target, verbose) if with_loss_plane else None for f in found
     ]
     html = render(found, class_names=class_names, planes=planes)
-    files.replace_text(target, html)
+    with failures_explained(output):
+        files.replace_text(target, html)
     if table is not None and found[0].scrutiny is not None:
         found[0].scrutiny.suspects.to_csv(table)
     return found
@@ -110,7 +114,8 @@ def render(
         subtitle=_subtitle(found),
         sections=make_sections(found, class_names, planes),
     )
-    return page.with_own_ids(html)
+    # Names and texts may hold anything; marks of right-to-left are wanted.
+    return printable(page.with_own_ids(html), keep="\n\r\t\u061c\u200e\u200f")
 
 
 def _as_lists(
@@ -143,34 +148,26 @@ def _checked_targets(
             "Suspicious labels are those of one run and of data with labels: "
             "give one run, and its data."
         )
-    target = _checked_target(output, sources)
-    table = None if suspects is None else _checked_target(suspects, sources)
-    if table == target:
+    target = _checked_target(output)
+    table = None if suspects is None else _checked_target(suspects)
+    if table is not None and is_same(table, target):
         raise ValueError(f"{output} cannot be the page and the table at once.")
     return target, table
 
 
-def _checked_target(
-    path: str | os.PathLike[str], sources: Sequence[Source]
-) -> pathlib.Path:
+def _checked_target(path: str | os.PathLike[str]) -> pathlib.Path:
     """The path of a file that can be written without harm to a run."""
     target = pathlib.Path(path).absolute()
     if target.is_dir():
-        raise ValueError(
+        raise RunError(
             f"{path} is a directory; give the name of a file, such as "
             f"{pathlib.Path(path) / 'report.html'}."
         )
-    for source in sources:
-        run = getattr(_opened(source), "path", None)
-        if run and target.resolve().is_relative_to(run.resolve()):
-            raise ValueError(
-                f"{path} is inside the run {run}, which is not to be touched. "
-                "Choose another directory."
-            )
+    check_output(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error}.") from error
+        raise RunError(f"{path} cannot be written: {error}.") from error
     return target
 
 

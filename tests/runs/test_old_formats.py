@@ -1,6 +1,6 @@
-"""Runs of format 1 load, predict the same and resume.
+"""Runs of older formats load, predict the same and resume.
 
-`make_format_1.py` made them, with the last version that wrote that format.
+`make_old_formats.py` made them, with the last versions that wrote each.
 """
 
 import json
@@ -9,23 +9,27 @@ import shutil
 
 import numpy as np
 import pytest
-import training_of_format_1 as training
+import training_of_old_formats as training
 
 from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.boosting_policies import Boosting, BoostingFromFirst, EqualVotes
 
-RUNS = pathlib.Path(__file__).with_name("format_1")
+RUNS = pathlib.Path(__file__).parent
 X, Y = training.data()
 
 
-@pytest.fixture(params=sorted(training.METHODS))
-def method(request):
-    return request.param
+@pytest.fixture(
+    params=[f"format_1/{m}" for m in sorted(training.METHODS)]
+    + ["format_2/cbnn"]
+)
+def old(request):
+    """A directory with a run, whole and killed, and what it predicted."""
+    return RUNS / request.param
 
 
-def test_a_run_of_format_1_predicts_what_it_predicted(method):
-    ensemble = CheckpointEnsemble.load(RUNS / method / "complete")
-    with np.load(RUNS / method / "expected.npz") as expected:
+def test_a_run_of_an_old_format_predicts_what_it_predicted(old):
+    ensemble = CheckpointEnsemble.load(old / "complete")
+    with np.load(old / "expected.npz") as expected:
         np.testing.assert_array_equal(ensemble.votes, expected["votes"])
         # To the last bit on the machine that made them.
         np.testing.assert_allclose(
@@ -40,17 +44,17 @@ def test_a_run_of_format_1_predicts_what_it_predicted(method):
         )
 
 
-def test_a_run_of_format_1_resumes_and_is_then_of_format_2(method, tmp_path):
+def test_a_run_of_an_old_format_resumes_and_is_then_of_format_3(old, tmp_path):
     # Without empty directories, as Git keeps it.
-    shutil.copytree(RUNS / method / "killed", tmp_path / "run")
+    shutil.copytree(old / "killed", tmp_path / "run")
     for path in (tmp_path / "run").iterdir():
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
-    resumed = training.train(method, tmp_path / "run", resume=True)
-    complete = CheckpointEnsemble.load(RUNS / method / "complete")
+    resumed = training.train(old.name, tmp_path / "run", resume=True)
+    complete = CheckpointEnsemble.load(old / "complete")
     # Byte for byte on the machine that made them; members and predictions of
     # another one differ in their last bits.
-    assert names(tmp_path / "run") == names(RUNS / method / "complete")
+    assert names(tmp_path / "run") == names(old / "complete")
     for found, expected in zip(
         resumed.history, complete.run.records(), strict=True
     ):
@@ -62,8 +66,8 @@ def test_a_run_of_format_1_resumes_and_is_then_of_format_2(method, tmp_path):
         atol=1e-5,
     )
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
-    assert manifest["format_version"] == 2
-    assert ("expected_error" in manifest["settings"]) == (method == "cbnn")
+    assert manifest["format_version"] == 3
+    assert ("expected_error" in manifest["settings"]) == (old.name == "cbnn")
 
 
 def names(directory):
@@ -80,7 +84,7 @@ def names(directory):
     ],
 )
 def test_settings_of_format_1_that_meant_nothing_are_passed_over(name, policy):
-    path = RUNS / name / "complete"
+    path = RUNS / "format_1" / name / "complete"
     content = json.loads((path / "manifest.json").read_text())
     assert content["format_version"] == 1
     assert "expected_error" in content["settings"]

@@ -1,6 +1,6 @@
-"""The training behind `format_1/`: the same lines in any version.
+"""The training behind `format_1/` and `format_2/`, in any version.
 
-    python training_of_format_1.py DIRECTORY
+    python training_of_old_formats.py DIRECTORY METHOD...
 
 trains each method into `DIRECTORY/<method>/complete` and leaves, as
 `DIRECTORY/<method>/killed`, what a kill after the second epoch would leave.
@@ -89,7 +89,7 @@ class Copy(keras.callbacks.Callback):
 
 if __name__ == "__main__":
     root = pathlib.Path(sys.argv[1])
-    for name in METHODS:
+    for name in sys.argv[2:]:
         complete, killed = root / name / "complete", root / name / "killed"
         callback = train(name, complete, [Copy(complete, killed)])
         ensemble = callback.ensemble()

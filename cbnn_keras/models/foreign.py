@@ -1,0 +1,197 @@
+"""Models from files that someone else may have made.
+
+A `.keras` file is judged here before Keras sees it, and in the same way with
+every version of Keras: the zip file (`keras_archive`), the text of the
+architecture (`architecture_config`), and, while the model is built, how much
+memory its weights ask for. Keras' own safe mode is on as well.
+"""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from cbnn_keras.models import (
+    architecture_config,
+    keras_archive,
+    keras_internals,
+)
+from cbnn_keras.support.aliases import Json
+from cbnn_keras.support.faults import RunError, faults_named, shortened
+from cbnn_keras.support.files import MAX_BYTES, open_regular
+
+_ADVICE = (
+    "Use a file whose maker you know, or pass a model that you built in Python."
+)
+
+
+class RebuildError(RunError):
+    """A file that Keras cannot make a model of here, though it may elsewhere.
+
+    Either classes of its maker are not known, or another version of Keras
+    wrote it.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+    """How models are read that someone else may have made.
+
+    Attributes:
+        custom_objects: Classes and functions of the user that a file may name,
+            beside those of Keras and those that are registered with
+            `@keras.saving.register_keras_serializable()`.
+        max_bytes: How much memory a model may take: what is in the file, its
+            weights, and each of its tensors for one sample.
+    """
+
+    custom_objects: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    max_bytes: int = MAX_BYTES
+
+    def load(self, path: pathlib.Path) -> keras.Model:
+        """Reads a `.keras` file, uncompiled.
+
+        Raises:
+            RebuildError: If it needs classes that are not known here.
+            RunError: If anything is wrong with the file.
+        """
+        try:
+            with faults_named(path, _ADVICE):
+                text = self._judged_text(path)
+        except RunError as error:
+            unknown = error.__cause__
+            if isinstance(unknown, architecture_config.UnknownClassesError):
+                raise _asking_for(path, unknown.names) from None
+            raise
+        budget = _Budget(self.max_bytes)
+        if architecture_config.allocates_while_built(_config(text)):
+            # Once without values, in a graph that is thrown away.
+            with tf.Graph().as_default():
+                config = _config(text)
+                self._built(path, budget, lambda: self._rebuilt(config))
+            budget = _Budget(self.max_bytes)
+        return self._built(path, budget, lambda: self._loaded(path))
+
+    def _judged_text(self, path: pathlib.Path) -> bytes:
+        with open_regular(path) as file:
+            text = keras_archive.read_config(file, self.max_bytes)
+        config = architecture_config.parse(text)
+        architecture_config.check(config, self.custom_objects, self.max_bytes)
+        return text
+
+    def _built(
+        self,
+        path: pathlib.Path,
+        budget: "_Budget",
+        build: Callable[[], keras.Model],
+    ) -> keras.Model:
+        """A model whose weights and tensors were judged as it was built."""
+        too_large = RunError(
+            f"{path} describes a model that asks for more than "
+            f"{self.max_bytes:,} bytes of memory. If you know who made it, "
+            "load it with a higher limit, max_bytes."
+        )
+        try:
+            with tf.variable_creator_scope(budget.create):
+                model = build()
+            if not isinstance(model, keras.Model):
+                raise TypeError(f"it describes a {type(model).__name__}")
+            budget.check_tensors(model)
+        except Exception as error:
+            # Keras hides errors of layers in errors of its own.
+            if budget.is_exceeded:
+                raise too_large from None
+            raise RebuildError(
+                f"Keras cannot make a model of {path} ({_reason(error)}). "
+                "Perhaps another version of Keras wrote it."
+            ) from error
+        if budget.is_exceeded:
+            raise too_large
+        return model
+
+    def _rebuilt(self, config: Json) -> keras.Model:
+        return keras.saving.deserialize_keras_object(
+            config, dict(self.custom_objects), safe_mode=True
+        )
+
+    def _loaded(self, path: pathlib.Path) -> keras.Model:
+        return keras.saving.load_model(
+            str(path), dict(self.custom_objects), compile=False, safe_mode=True
+        )
+
+
+class _Budget:
+    """Adds up what weights take, and refuses the one that is too much."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self.is_exceeded = False
+
+    def create(self, next_creator: Callable[..., Any], **options: Any) -> Any:
+        """Makes a variable of TensorFlow unless it is too large."""
+        value, dtype = options.get("initial_value"), options.get("dtype")
+        shape = keras_internals.declared_shape(value)
+        if shape is None:  # a variable of TensorFlow's own
+            made = (
+                _without_memory(value)
+                if callable(value)
+                else tf.convert_to_tensor(value)
+            )
+            shape, dtype = tuple(made.shape), dtype or made.dtype
+        self._bytes += math.prod(shape) * _item_bytes(dtype)
+        self._check(self._bytes)
+        return next_creator(**options)
+
+    def check_tensors(self, model: keras.Model) -> None:
+        """Judges what the layers of a model give for one sample."""
+        for part in keras_internals.layers_within(model):
+            graph = keras_internals.functional_graph(part)
+            if not keras_internals.is_plain_graph(graph):
+                continue
+            for node in keras_internals.nodes_of(graph):
+                for tensor in node.output_tensors:
+                    size = math.prod(length or 1 for length in tensor.shape)
+                    self._check(size * _item_bytes(tensor.dtype))
+
+    def _check(self, num_bytes: int) -> None:
+        if num_bytes > self._max_bytes:
+            self.is_exceeded = True
+            raise MemoryError(f"{num_bytes:,} bytes")
+
+
+def _without_memory(make: Callable[[], Any]) -> Any:
+    with tf.Graph().as_default():
+        return tf.convert_to_tensor(make())
+
+
+def _item_bytes(dtype: Any) -> int:
+    return tf.as_dtype(dtype).size or 8  # texts have no size
+
+
+def _reason(error: Exception) -> str:
+    # Keras quotes the whole architecture in front of what was wrong.
+    _, _, reason = str(error).rpartition("Exception encountered: ")
+    return shortened(Exception(reason) if reason else error)
+
+
+def _config(text: bytes) -> Json:
+    # Keras alters what it rebuilds a model from.
+    config = architecture_config.parse(text)
+    config["compile_config"] = None
+    return config
+
+
+def _asking_for(path: pathlib.Path, names: list[str]) -> RebuildError:
+    listed = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    example = names[0].rpartition(".")[2].rpartition(">")[2]
+    return RebuildError(
+        f"{path} names classes or functions that are not known here: {listed}. "
+        "Import them and decorate them with "
+        "`@keras.saving.register_keras_serializable()`, or open them by name: "
+        f"custom_objects={{{example!r}: {example}}}."
+    )

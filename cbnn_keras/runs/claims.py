@@ -1,0 +1,197 @@
+"""What a manifest claims, held against itself and against the files.
+
+A manifest can be of the right types and still say what no training leaves: a
+vote that its round did not earn, a member twice, more samples than there are
+bits. `check_manifest` needs the manifest alone, `check_rounds` reads the bits.
+"""
+
+import math
+import pathlib
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from cbnn_keras.boosting import Booster, Stage
+from cbnn_keras.runs.manifest import (
+    MODEL,
+    OWN_DISTRIBUTION,
+    Header,
+    Manifest,
+    Round,
+    file_name,
+)
+from cbnn_keras.runs.manifest_json import MANIFEST
+from cbnn_keras.runs.run import Run
+from cbnn_keras.support.faults import RunError
+
+_MOST_SAMPLES = 2**40
+_LONGEST_HEADER = 4096  # bytes in front of an array
+_RECOMPUTED = ("error", "vote", "normaliser", "bound", "exponential_loss")
+_LARGEST_LOSS = 20.0  # -log of the smallest probability, 1e-7, is 16.1
+_TOLERANCE = 1e-9  # other machines add and exponentiate a little differently
+_PARALLEL = "parallel"  # its votes are shares, its rounds those of other runs
+# In memory, while rounds are recomputed.
+BYTES_PER_SAMPLE = 64
+
+
+def check_manifest(manifest: Manifest, directory: pathlib.Path) -> None:
+    """Raises a `RunError` if a manifest contradicts itself."""
+    for reason in _contradictions(manifest):
+        raise invalid(directory, reason)
+    steps = [record.step for record in manifest.rounds]
+    needed = [file_name("rounds", step) for step in steps]
+    needed += [file_name("members", step) for step in manifest.members]
+    if manifest.state is not None:
+        needed.append(file_name("resume", manifest.state.step))
+    for name in needed:
+        if name not in manifest.files:
+            raise invalid(directory, f"it has no {name}")
+    for name in manifest.files.keys() - {*needed, MODEL, OWN_DISTRIBUTION}:
+        raise RunError(
+            f"{directory / MANIFEST} names {name!r}, which is no file of this "
+            "run. Do not load this run unless you know who made it."
+        )
+    for reason in _wrong_sizes(manifest):
+        raise invalid(directory, reason)
+
+
+def check_size(
+    manifest: Manifest, directory: pathlib.Path, max_bytes: int
+) -> None:
+    """Raises a `RunError` if an ensemble of the run would take more room."""
+    needed = sum(
+        file.bytes
+        for name, file in manifest.files.items()
+        if not name.startswith("resume/")
+    )
+    needed = max(needed, BYTES_PER_SAMPLE * manifest.header.num_samples)
+    if needed > max_bytes:
+        raise RunError(
+            f"{directory} needs {needed:,} bytes to be loaded, more than "
+            f"max_bytes={max_bytes:,}. If you know who made this run, load it "
+            f"with `max_bytes={needed}` or more."
+        )
+
+
+def check_rounds(run: Run, directory: pathlib.Path) -> None:
+    """Recomputes every round from its bits.
+
+    Raises:
+        RunError: If a round says what its bits do not give, or if the first
+            distribution is none.
+    """
+    own = run.own_distribution
+    if own is not None and not _is_distribution(own):
+        raise RunError(
+            f"{directory / OWN_DISTRIBUTION} holds no distribution: its "
+            "numbers are not positive, or do not sum to 1. Restore the file, "
+            "or train again."
+        )
+    header = run.header
+    if header.method == _PARALLEL or not run.rounds:
+        return
+    booster = Booster(
+        run.first_distribution, header.num_classes, header.settings.policy
+    )
+    for record in run.rounds:
+        correct = run.correct(record.step)
+        # Absurd settings give NaN, which differs from everything.
+        with np.errstate(all="ignore"):
+            stage = booster.add(correct, is_final=record.is_final)
+        for name in _differences(record, stage):
+            raise invalid(
+                directory,
+                f"its round of step {record.step} says {name}="
+                f"{getattr(record, name)!r}, and what was right and wrong in "
+                f"that round gives {getattr(stage, name)!r}",
+            )
+
+
+def invalid(directory: pathlib.Path, reason: str) -> RunError:
+    return RunError(
+        f"{directory / MANIFEST} is not a valid manifest: {reason}. Restore "
+        "the file, or train again."
+    )
+
+
+def _contradictions(manifest: Manifest) -> Iterator[str]:
+    header, rounds = manifest.header, manifest.rounds
+    yield from _wrong_counts(header)
+    steps = [record.step for record in rounds]
+    if not _is_ascending([0, *steps]):
+        yield "steps of rounds are not positive and ascending"
+    for position, record in enumerate(rounds, start=1):
+        if record.is_final and position < len(rounds):
+            yield f"the round of step {record.step} is final, but not the last"
+        if record.epoch < 0 or not -_TOLERANCE <= record.error <= 1 + 1e-6:
+            yield f"epoch or error of the round of step {record.step}"
+        likelihood = record.negative_log_likelihood
+        if likelihood is not None and not 0 <= likelihood <= _LARGEST_LOSS:
+            yield f"the likelihood of the round of step {record.step}"
+        if (record.vote > 0) != record.is_member or record.vote < 0:
+            yield (
+                f"the vote of step {record.step}: those of members are "
+                "positive, others 0"
+            )
+    taken = {record.step for record in rounds if record.is_member}
+    if not _is_ascending([0, *manifest.members]):
+        yield "members are not ascending, each of them once"
+    for step in manifest.members:
+        if step not in taken:
+            yield (
+                f"it has no {file_name('members', step)} or no round for it "
+                "that gave a member"
+            )
+    state = manifest.state
+    if state is not None:
+        if min(state.step, state.epoch) < 0 or manifest.is_finished:
+            yield "state of a finished run, or with a negative number"
+
+
+def _wrong_counts(header: Header) -> Iterator[str]:
+    if not 2 <= header.num_classes <= 2**31 - 1:
+        yield f"num_classes is {header.num_classes}"
+    if header.is_binary and header.num_classes != 2:
+        yield f"is_binary, but num_classes is {header.num_classes}"
+    if not 1 <= header.num_samples <= _MOST_SAMPLES:
+        yield f"num_samples is {header.num_samples}"
+    if not 0 <= header.num_parameters <= 2**63 - 1:
+        yield f"num_parameters is {header.num_parameters}"
+
+
+def _wrong_sizes(manifest: Manifest) -> Iterator[str]:
+    num_samples = manifest.header.num_samples
+    for name, file in manifest.files.items():
+        if file.bytes < 0 or not re.fullmatch("[0-9a-f]{64}", file.sha256):
+            yield f"bytes or sha256 of {name}"
+        expected = None
+        if name.startswith("rounds/"):
+            expected = -(-num_samples // 8)
+        elif name == OWN_DISTRIBUTION:
+            expected = 8 * num_samples
+        if expected is not None:
+            if not 0 <= file.bytes - expected <= _LONGEST_HEADER:
+                yield (
+                    f"num_samples is {num_samples}, which {name} of "
+                    f"{file.bytes} bytes does not fit"
+                )
+
+
+def _differences(record: Round, stage: Stage) -> Iterator[str]:
+    for name in _RECOMPUTED:
+        said, found = getattr(record, name), getattr(stage, name)
+        if not math.isclose(said, found, rel_tol=_TOLERANCE, abs_tol=1e-12):
+            yield name
+    for name in ("is_member", "within_budget"):
+        if getattr(record, name) != getattr(stage, name):
+            yield name
+
+
+def _is_ascending(numbers: list[int]) -> bool:
+    return all(a < b for a, b in zip(numbers, numbers[1:], strict=False))
+
+
+def _is_distribution(weights: np.ndarray) -> bool:
+    # NaN and infinity make the sum what it is not allowed to be.
+    return bool((weights >= 0).all() and abs(weights.sum() - 1) <= 1e-6)
