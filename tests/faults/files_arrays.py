@@ -142,7 +142,8 @@ def _data() -> list[Case]:
         "report": reporting("--data"),
         "verify": verifying("--data"),
     }
-    harmless = {"report of directory"}
+    # Names mean nothing where nothing is unpacked, and dates are numbers too.
+    harmless = {"dates", "names that lead out", "directory"}
     return [
         file_case(
             "data",
@@ -150,7 +151,7 @@ def _data() -> list[Case]:
             ".npz",
             content,
             arguments,
-            HARMLESS if f"{command} of {name}" in harmless else REFUSED,
+            HARMLESS if name in harmless else REFUSED,
         )
         for command, arguments in commands.items()
         for name, content in contents.items()

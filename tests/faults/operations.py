@@ -79,6 +79,7 @@ class Operations:
 
     def _command(self, *arguments: Any) -> dict[str, Any]:
         """Runs the command line, which has to say what is wrong itself."""
+        arguments += tuple(_max_bytes(arguments[0]))
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
@@ -137,13 +138,13 @@ class Operations:
     def _export(self, format: str, output: Any) -> dict[str, Any]:
         return self._command(
             *("export", self._place.run, "--format", format),
-            *("--output", output, *_max_bytes("export")),
+            *("--output", output),
         )
 
     def _verify(self) -> dict[str, Any]:
         return self._command(
             *("verify", self._shared / "finished.onnx"),
-            *("--run", self._place.run, *_max_bytes("verify")),
+            *("--run", self._place.run),
         )
 
     def _save(self) -> dict[str, Any]:

@@ -109,10 +109,7 @@ def test_compressed_arrays_are_refused():
     [
         ({"a.txt": b"hello"}, "'a.txt' is no array, or twice"),
         ({"a.npy": b"hello"}, "magic|EOF"),
-        (
-            {"a.npy": npy(BITS)[:-1]},
-            r"shape \(5,\) and type uint8 does not take 4",
-        ),
+        ({"a.npy": npy(BITS)[:-1]}, r"shape \(5,\) and type uint8 does not"),
         (
             {"a.npy": npy(np.array([{}]), allow_pickle=True)},
             "Object arrays cannot be loaded safely",

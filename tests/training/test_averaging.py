@@ -210,7 +210,7 @@ def test_average_on_several_devices_is_that_of_one():
     np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-4)
 
 
-@pytest.mark.parametrize("average", [0, 1, -0.1, "yes", np.nan, None])
+@pytest.mark.parametrize("average", [0, 1, -0.1, "yes", np.nan])
 def test_average_that_is_no_share(average):
     with pytest.raises(ValueError, match="must be True, False, or a share of"):
         CBNNCallback(average=average)
