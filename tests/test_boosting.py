@@ -14,6 +14,7 @@ from sklearn.datasets import load_digits, load_iris, make_classification
 from sklearn.ensemble import AdaBoostClassifier
 from sklearn.tree import DecisionTreeClassifier
 
+from cbnn_keras import boosting
 from cbnn_keras.boosting import (
     Booster,
     exponential_loss,
@@ -796,3 +797,28 @@ def test_perfect_where_it_weighs_changes_nothing_at_any_rate():
     weights = np.array([0.25, 0.75, 0.0])
     updated = update_weights(weights, bits("110"), 10.0, deviation_rate=1e4)
     np.testing.assert_array_equal(updated, weights)
+
+
+def test_trusted_members_are_near_the_last_one_in_likelihood():
+    assert boosting.trusted([1.0, 0.5, 0.4], 1.25) == [False, True, True]
+    assert boosting.trusted([0.3, 2.0], 1.25) == [True, True]
+    assert boosting.trusted([0.1, 0.0], 1.25) == [False, True]  # a perfect one
+
+
+@given(st.lists(st.floats(0, 16), min_size=1), st.floats(1, 10))
+def test_the_last_member_is_always_trusted(likelihoods, ratio):
+    assert boosting.trusted(likelihoods, ratio)[-1]
+
+
+def test_rate_of_a_ratio_gives_just_that_ratio():
+    """One sample that all checkpoints get wrong, at the expected error."""
+    num_samples, k, error = 20, 4, 0.05
+    rate = boosting.rate_of_ratio(3.0, 5, error, k)
+    correct = np.ones(num_samples, bool)
+    correct[0] = False  # 1 of 20 samples is 5 %
+    weights = np.full(num_samples, 1 / num_samples)
+    vote = np.log(0.95 / 0.05) + np.log(k - 1)
+    for _ in range(4):  # the final model changes nothing
+        weights = weights * np.exp(-rate * vote * correct)
+    assert weights[0] / weights[1] == pytest.approx(3.0)
+    assert boosting.rate_of_ratio(1.0, 5, error, k) == 0

@@ -57,10 +57,7 @@ def fresh_weights(
 
 
 def _untrained(model: keras.Model, seeds: random.Random) -> keras.Model:
-    is_graph = isinstance(model, keras.Sequential) or hasattr(
-        model, "_nodes_by_depth"
-    )
-    if not is_graph:
+    if not keras_internals.is_plain_graph(model):
         return keras.models.clone_model(model)
     return keras.models.clone_model(
         model, clone_function=lambda layer: _untrained_layer(layer, seeds)

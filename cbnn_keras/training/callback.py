@@ -139,17 +139,12 @@ class CBNNCallback(CheckpointCallback):
         resume: bool = False,
         overwrite: bool = False,
     ) -> None:
-        spacings = {
-            "num_checkpoints": num_checkpoints,
-            "interval": interval,
-            "restarts": restarts,
-        }
-        given = [f"{k}={v}" for k, v in spacings.items() if v is not None]
-        if len(given) > 1:
-            raise ValueError(
-                f"CBNNCallback({', '.join(given)}): give one of them, not "
-                "several."
-            )
+        _check_alone(
+            num_checkpoints=num_checkpoints,
+            interval=interval,
+            restarts=restarts,
+        )
+        _check_alone(deviation_rate=deviation_rate, largest_ratio=largest_ratio)
         super().__init__(
             directory,
             num_checkpoints=num_checkpoints,
@@ -161,11 +156,6 @@ class CBNNCallback(CheckpointCallback):
             overwrite=overwrite,
         )
         self.interval = self._optional_integer("interval", interval)
-        if deviation_rate is not None and largest_ratio is not None:
-            raise ValueError(
-                f"CBNNCallback(deviation_rate={deviation_rate}, largest_ratio="
-                f"{largest_ratio}): give one of them, not both."
-            )
         self.largest_ratio = _checked_ratio(largest_ratio)
         self.deviation_rate = arguments.number(
             "CBNNCallback",
@@ -185,13 +175,7 @@ class CBNNCallback(CheckpointCallback):
         )
         self.horizon = _checked_horizon(average)
         self.trusted_ratio = _trusted_ratio(members)
-        self.restarts = (
-            None
-            if restarts is None
-            else arguments.integer(
-                "CBNNCallback", "restarts", restarts, at_least=2
-            )
-        )
+        self.restarts = _checked_restarts(restarts)
         self.new_starts = NewStarts.checked(
             "CBNNCallback", keep, restart_from, head
         )
@@ -267,6 +251,21 @@ class CBNNCallback(CheckpointCallback):
             horizon,
             highest,
         )
+
+
+def _check_alone(**options: Any) -> None:
+    """Raises a `ValueError` for options that exclude each other."""
+    given = [f"{k}={v}" for k, v in options.items() if v is not None]
+    if len(given) > 1:
+        raise ValueError(
+            f"CBNNCallback({', '.join(given)}): give one of them, not several."
+        )
+
+
+def _checked_restarts(restarts: Any) -> int | None:
+    if restarts is None:
+        return None
+    return arguments.integer("CBNNCallback", "restarts", restarts, at_least=2)
 
 
 def _checked_horizon(average: Any) -> float | None:

@@ -180,10 +180,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
     def ensemble(self, members: str = "trusted") -> CheckpointEnsemble:
         """The members so far, as an ensemble around the trained model.
 
-        Args:
-            members: `"trusted"`, those whose training likelihood is near that
-                of the last one, or `"all"`; the same for methods that trust
-                all of them, as `CBNNCallback.paper` does.
+        Those that the method trusts vote, or `"all"`.
         """
         steps = voting_members(self.run, members)
         return CheckpointEnsemble(self.run, self.model, steps)

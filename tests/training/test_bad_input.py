@@ -64,7 +64,7 @@ def assert_refused(message, model, *data, num_steps=0, **options):
         ({"total_steps": 0}, r"total_steps=0\): .*an integer"),
         (
             {"num_checkpoints": 3, "interval": 10},
-            r"num_checkpoints=3, interval=10\): give one of them, not both",
+            r"num_checkpoints=3, interval=10\): give one of them, not several",
         ),
         (
             {"from_logits": "yes"},
