@@ -533,9 +533,9 @@ def test_pickles_are_not_opened(run, tmp_path):
         np.save(run / name, objects, allow_pickle=True)
         list_file(run, name)
     opened = RunDirectory.open(run)
-    with refused(run / "rounds/8.npy", r"cannot be read \(an array of objects"):
+    with refused(run / "rounds/8.npy", r"cannot be read \(Object arrays"):
         opened.correct(8)
-    with refused(run / "base.npy", r"cannot be read \(an array of objects"):
+    with refused(run / "base.npy", r"cannot be read \(Object arrays"):
         _ = opened.own_distribution
     assert not trace.exists()
     # It would have gone off.
@@ -551,7 +551,7 @@ def test_pickle_in_the_kept_state_is_not_opened(tmp_path):
     objects = np.array([Bomb(trace)], dtype=object)
     np.savez(path, **{"model/0": objects}, allow_pickle=True)
     list_file(run.path, "resume/6.npz")
-    with refused(path, r"cannot be read \(an array of objects"):
+    with refused(path, r"cannot be read \(Object arrays"):
         RunDirectory.open(run.path).rewind(model)
     assert not trace.exists()
 
