@@ -145,6 +145,7 @@ def test_content_of_the_manifest(pristine):
         assert set(record) == {
             "step",
             "epoch",
+            "negative_log_likelihood",
             "error",
             "vote",
             "normaliser",
