@@ -365,7 +365,7 @@ def test_usage_errors(arguments, message, directory, capsys, monkeypatch):
     assert not (directory / "report.html").exists()
 
 
-FAULTS_OF_ARGUMENTS = ("There are 2 class names", "report.html cannot", "no-s")
+FAULTS_OF_ARGUMENTS = ("There are 2 class names", "report.html cannot")
 
 
 @pytest.mark.parametrize(

@@ -96,16 +96,18 @@ def test_a_terminal_without_unicode_still_shows_the_table(run, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "message", "code"),
     [
-        ("inspect nowhere", "nowhere holds no run"),
-        ("demo --epochs 0", "--epochs must be at least 1; received 0."),
-        ("demo --directory /", "/ has no directory above it, where"),
-        ("demo --directory {run}", "already holds a run, which is never"),
+        ("inspect nowhere", "nowhere holds no run", 2),
+        ("demo --epochs 0", "--epochs must be at least 1; received 0.", 1),
+        ("demo --directory /", "/ has no directory above it, where", 1),
+        ("demo --directory {run}", "already holds a run, which is never", 2),
     ],
 )
-def test_errors_are_one_line_and_an_exit_code(arguments, message, run, capsys):
-    assert cli.main(arguments.format(run=run[0]).split()) == 1
+def test_errors_are_one_line_and_an_exit_code(
+    arguments, message, code, run, capsys
+):
+    assert cli.main(arguments.format(run=run[0]).split()) == code
     printed, error = capsys.readouterr()
     assert printed == ""
     assert error.startswith("cbnn: ") and message in error
@@ -363,7 +365,7 @@ def test_wrong_combinations_are_usage_errors(
 @pytest.mark.parametrize(
     ("arguments", "message", "code"),
     [
-        ("runs/nothing", r"nothing holds no run: there is no manifest", 1),
+        ("runs/nothing", r"nothing holds no run: there is no manifest", 2),
         ("runs/run --members 0", r"select\(num=0\): num must be an integer", 1),
         ("runs/run --outputs class,labels", r"outputs.* each once, .*", 1),
         ("runs/run --top-k 0", r"top_k.*at least 1", 1),

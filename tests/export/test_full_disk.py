@@ -67,6 +67,7 @@ except OSError as error:
 """
 
 
+@pytest.mark.faults
 def test_a_limit_of_the_size_of_files(tmp_path):
     paths = [*sys.path, os.path.dirname(__file__)]
     result = subprocess.run(

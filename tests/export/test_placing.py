@@ -250,6 +250,7 @@ def left_over(parent, name="abcd_123"):
     return path
 
 
+@pytest.mark.faults
 def test_what_a_killed_export_left_is_swept_up(tmp_path):
     destination = tmp_path / "model" / "1"
     process = subprocess.Popen(

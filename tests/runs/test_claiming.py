@@ -39,6 +39,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["create", "overwrite", "claim"])
 def test_exactly_one_of_several_processes_wins(tmp_path, how):

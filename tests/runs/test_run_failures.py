@@ -116,6 +116,7 @@ print("alive")
 """
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["member", "state"])
 def test_a_limit_on_the_size_of_files_does_not_end_the_process(tmp_path, what):

@@ -72,7 +72,10 @@ def start(directory, source, *others):
     return callback
 
 
-@pytest.mark.parametrize("length", [100, 119, 121])
+@pytest.mark.parametrize(
+    "length",
+    [119, *(pytest.param(n, marks=pytest.mark.large) for n in (100, 121))],
+)
 def test_a_training_pass_of_another_length(tmp_path, length):
     whole = start(tmp_path / "whole", Source())
     source = Source()
@@ -83,12 +86,16 @@ def test_a_training_pass_of_another_length(tmp_path, length):
     ):
         start(tmp_path / "run", source, ChangeIn(source, 2, length))
     # One member, and the state after two epochs, as if nothing had been.
-    assert len(CheckpointEnsemble.load(tmp_path / "run")) == 1
+    with pytest.warns(UserWarning, match="is not finished"):
+        assert len(CheckpointEnsemble.load(tmp_path / "run")) == 1
     resumed = start(tmp_path / "run", Source())
     assert resumed.history == whole.history
 
 
-@pytest.mark.parametrize("length", [100, 119, 121])
+@pytest.mark.parametrize(
+    "length",
+    [121, *(pytest.param(n, marks=pytest.mark.large) for n in (100, 119))],
+)
 def test_a_scoring_pass_of_another_length(tmp_path, length):
     source = Source()
     with pytest.raises(

@@ -39,6 +39,7 @@ def line(directory, kept):
     )
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     "replicas", ["0", pytest.param("2", marks=pytest.mark.large)]
 )
@@ -62,6 +63,7 @@ def test_resumed_after_sigterm_equals_uninterrupted(tmp_path, replicas):
     assert contents(killed) == contents(whole)
 
 
+@pytest.mark.faults
 @pytest.mark.slow
 def test_a_second_sigterm_ends_at_once(tmp_path):
     ended = run_script(tmp_path / "run", "SIGTERM:1:2", "SIGTERM:1:2")
@@ -178,6 +180,7 @@ print("not reached")
 """
 
 
+@pytest.mark.faults
 def test_forked_children_and_a_process_whose_training_failed_end(tmp_path):
     here = pathlib.Path(__file__).parent
     script = AFTER_A_FAILURE.format(paths=[str(here), str(here.parent)])
