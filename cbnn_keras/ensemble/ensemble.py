@@ -371,12 +371,12 @@ def _load_model(run: RunDirectory, foreign: Foreign) -> keras.Model:
             f"The architecture in {run.path} has no weights, because its model "
             "was never called on data. Train again."
         )
-    _check_outputs(run, model)
+    _check_is_described(run, model)
     return model
 
 
-def _check_outputs(run: RunDirectory, model: keras.Model) -> None:
-    """Compares the outputs of a model, where it says them, with the manifest.
+def _check_is_described(run: RunDirectory, model: keras.Model) -> None:
+    """Compares a model with what the manifest says of it.
 
     Members that do not fit would be refused later, but not all that fit
     agree with what the manifest says of the classes.
@@ -389,4 +389,11 @@ def _check_outputs(run: RunDirectory, model: keras.Model) -> None:
             f"The architecture in {run.path} has outputs of shape {found}, but "
             f"the manifest speaks of {expected} for each sample. Restore the "
             "files, or train again."
+        )
+    num_parameters = run.header.num_parameters
+    if model.count_params() != num_parameters:
+        raise RunError(
+            f"The architecture in {run.path} has {model.count_params():,} "
+            f"parameters, but the manifest speaks of {num_parameters:,}. "
+            "Restore the files, or train again."
         )

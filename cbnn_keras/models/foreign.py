@@ -124,6 +124,10 @@ class Foreign:
         )
 
 
+class _TooLargeError(Exception):
+    """More than the limit was asked for; no memory was taken for it."""
+
+
 class _Budget:
     """Adds up what weights take, and refuses the one that is too much."""
 
@@ -161,7 +165,7 @@ class _Budget:
     def _check(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
             self.is_exceeded = True
-            raise MemoryError(f"{num_bytes:,} bytes")
+            raise _TooLargeError(f"{num_bytes:,} bytes")
 
 
 def _without_memory(make: Callable[[], Any]) -> Any:

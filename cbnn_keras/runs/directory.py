@@ -162,7 +162,9 @@ class RunDirectory(Run):
             RunError: Names the first file that is damaged.
         """
         for name in self._files.listed:
-            if not name.startswith("resume/"):
+            if name.startswith("resume/"):
+                self._files.path(name)  # not read, but no link either
+            else:
                 self._files.check(name)
         claims.check_rounds(self, self.path)
 
@@ -171,17 +173,17 @@ class RunDirectory(Run):
         return copying.load_architecture(self._files.path(MODEL), foreign)
 
     def check_started_with(self, header: Header) -> None:
-        """Raises a `ValueError` for a header that is not this run's."""
+        """Raises a `RunError` for a header that is not this run's."""
         if self.header.architecture != header.architecture:
-            raise ValueError(
+            raise RunError(
                 f"resume=True: {self.path} was trained with "
                 f"another architecture ({self.header.num_parameters:,} "
                 f"parameters then, {header.num_parameters:,} now). Build "
                 "the model as before, or start in a new directory."
             )
-        different = self.header.differences(header)
+        different = self.header.differences(header)[:10]
         if different:
-            raise ValueError(
+            raise RunError(
                 f"resume=True: the run in {self.path} was "
                 f"started with other settings: {'; '.join(different)}. Use the "
                 "same ones, or start in a new directory."

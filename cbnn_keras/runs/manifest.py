@@ -23,6 +23,7 @@ from cbnn_keras.boosting_policies import Boosting, BoostingFromFirst, EqualVotes
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.runs import manifest_json
 from cbnn_keras.support.aliases import Json
+from cbnn_keras.support.console import printable
 from cbnn_keras.support.faults import RunError
 from cbnn_keras.support.files import Fingerprint
 
@@ -166,7 +167,8 @@ class Header:
         """What another header says otherwise, but for the version."""
         then, now = ({**vars(h), **h.settings.to_json()} for h in (self, other))
         return [
-            f"{name} was {then.get(name)!r} and is {now.get(name)!r}"
+            f"{printable(name)} was {then.get(name)!r:.300} and is "
+            f"{now.get(name)!r:.300}"
             for name in sorted(then.keys() | now.keys())
             if name not in ("settings", "package_version")
             and then.get(name) != now.get(name)
@@ -247,13 +249,19 @@ class Manifest:
         parsed: Manifest = _parse(
             cls, {**content, "header": content}, "", wrong
         )
-        names = [n.removeprefix(".").removeprefix("header.") for n in wrong]
+        # Ten are enough; whoever made the file can have chosen the names.
+        names = [
+            printable(name.removeprefix(".").removeprefix("header."))[:100]
+            for name in wrong[:10]
+        ]
         unknown = sorted(content.keys() - _KNOWN)
         if names or unknown:
             reasons = [f"{', '.join(names)} missing or of the wrong kind"]
             reasons = reasons if names else []
             if unknown:
-                reasons.append(f"it has {unknown[0]!r}, which no manifest has")
+                reasons.append(
+                    f"it has {unknown[0]!r:.100}, which no manifest has"
+                )
             raise RunError(
                 f"{directory / manifest_json.MANIFEST} is not a valid "
                 f"manifest: {'; '.join(reasons)}. Restore the file, or train "

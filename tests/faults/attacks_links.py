@@ -256,6 +256,18 @@ def cases() -> list[Case]:
         Case("escapes", "name of a file", _listed("\x1b[2Jfile")),
         Case(
             "escapes",
+            "name of a file that is a number",
+            manifest_change(lambda c: c["files"].update({"\x1b[2J": 0})),
+        ),
+        Case(
+            "escapes",
+            "ten thousand names",
+            manifest_change(
+                lambda c: c["files"].update({f"x{i}": 0 for i in range(10000)})
+            ),
+        ),
+        Case(
+            "escapes",
             "name of a layer",
             lambda p: put_file(p, "\x1b[2J.npy", b"x"),
         ),

@@ -1,7 +1,6 @@
 """What a user does with a run, and what comes of it."""
 
 import contextlib
-import inspect
 import io
 import os
 import re
@@ -79,7 +78,7 @@ class Operations:
 
     def _command(self, *arguments: Any) -> dict[str, Any]:
         """Runs the command line, which has to say what is wrong itself."""
-        arguments += tuple(_max_bytes(arguments[0]))
+        arguments += ("--max-bytes", LIMIT)
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
@@ -172,16 +171,7 @@ class Operations:
 
 def load(directory: Any) -> CheckpointEnsemble:
     """Loads a run as one from elsewhere."""
-    options = inspect.signature(CheckpointEnsemble.load).parameters
-    limit = {"max_bytes": LIMIT} if "max_bytes" in options else {}
-    return CheckpointEnsemble.load(directory, **limit)
-
-
-def _max_bytes(command: str) -> list[str]:
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-        cli.main([command, "--help"])
-    return ["--max-bytes", str(LIMIT)] * ("--max-bytes" in text.getvalue())
+    return CheckpointEnsemble.load(directory, max_bytes=LIMIT)
 
 
 def _shown(prediction: np.ndarray) -> dict[str, Any]:
