@@ -48,8 +48,8 @@ def check_manifest(manifest: Manifest, directory: pathlib.Path) -> None:
             raise invalid(directory, f"it has no {name}")
     for name in manifest.files.keys() - {*needed, MODEL, OWN_DISTRIBUTION}:
         raise RunError(
-            f"{directory / MANIFEST} names {name!r:.100}, which is no file of this "
-            "run. Do not load this run unless you know who made it."
+            f"{directory / MANIFEST} names {name!r:.100}, which is no file of "
+            "this run. Do not load this run unless you know who made it."
         )
     for reason in _wrong_sizes(manifest):
         raise invalid(directory, reason)
