@@ -1,10 +1,16 @@
 """Exports of a run directory, for the command line."""
 
+import contextlib
 import pathlib
 import shlex
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
+import keras
+
 from cbnn_keras.commands.inputs import (
+    faults_of,
     faults_of_data,
     load_inputs,
     load_preprocess,
@@ -13,6 +19,7 @@ from cbnn_keras.commands.inputs import (
 )
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.export.onnx import export_onnx
+from cbnn_keras.export.options import ServingOptions
 from cbnn_keras.export.placing import Artefact
 from cbnn_keras.export.saved_model import export_saved_model
 from cbnn_keras.export.triton import export_triton
@@ -21,11 +28,7 @@ from cbnn_keras.runs.outputs import check_output
 from cbnn_keras.support.files import MAX_BYTES
 
 # Options of an export that are files on the command line.
-_READERS = {
-    "priors": load_priors,
-    "class_names": read_lines,
-    "preprocess": load_preprocess,
-}
+_FILES = ("priors", "class_names", "preprocess")
 
 
 def export_run(
@@ -64,14 +67,21 @@ def export_run(
             finished.
     """
     target = output or default_output(run, format)
-    files = [options.get(name) for name in _READERS]
+    files = [options.get(name) for name in _FILES]
     check_output(target, [path for path in (*files, data) if path is not None])
-    ensemble = CheckpointEnsemble.load(run, max_bytes=max_bytes)
+    with warnings.catch_warnings():
+        # The export says whether it takes a run that is not finished.
+        warnings.filterwarnings("ignore", "The run in .* is not finished")
+        ensemble = CheckpointEnsemble.load(run, max_bytes=max_bytes)
     if num_members is not None:
         ensemble = ensemble.select(num=num_members)
     samples = None if data is None else load_inputs(data, max_bytes)
-    given = {**_read(options), "sample_data": samples}
-    with faults_of_data([] if data is None else [data]):
+    given = {**_read(options, max_bytes), "sample_data": samples}
+    for name in ("priors", "class_names"):
+        fitting: dict[str, Any] = {name: given.get(name)}
+        with faults_of(options.get(name)):
+            ServingOptions(**fitting).fitted_to(ensemble.classifier)
+    with _faults(ensemble, given.get("preprocess"), data, samples):
         if format == "saved_model":
             return export_saved_model(
                 ensemble, target, serving_config=serving_config, **given
@@ -112,8 +122,8 @@ def verify_run(
     """
     ensemble = CheckpointEnsemble.load(run, max_bytes=max_bytes)
     samples = None if data is None else load_inputs(data, max_bytes)
-    given = _read(options)
-    with faults_of_data([] if data is None else [data]):
+    given = _read(options, max_bytes)
+    with _faults(ensemble, given.get("preprocess"), data, samples):
         return verify_artefact(
             artefact,
             ensemble,
@@ -121,6 +131,20 @@ def verify_run(
             max_bytes=max_bytes,
             **given,
         )
+
+
+@contextlib.contextmanager
+def _faults(
+    ensemble: CheckpointEnsemble,
+    preprocess: keras.Model | None,
+    data: pathlib.Path | None,
+    samples: Any,
+) -> Iterator[None]:
+    """Names the file that is to blame: that of the model, or the data."""
+    given = {} if data is None else {data: samples}
+    with faults_of_data(given, [preprocess or ensemble.model]):
+        with ensemble.faults_of_model():
+            yield
 
 
 def default_output(run: pathlib.Path, format: str) -> pathlib.Path:
@@ -180,11 +204,16 @@ _PYTHON = (
 )
 
 
-def _read(options: dict[str, Any]) -> dict[str, Any]:
+def _read(options: dict[str, Any], max_bytes: int) -> dict[str, Any]:
     """Options with the content of files in place of their paths."""
+    readers = {
+        "priors": load_priors,
+        "class_names": read_lines,
+        "preprocess": lambda path: load_preprocess(path, max_bytes),
+    }
     return {
-        name: _READERS[name](value)
-        if name in _READERS and value is not None
+        name: readers[name](value)
+        if name in _FILES and value is not None
         else value
         for name, value in options.items()
     }

@@ -3,13 +3,13 @@
 import contextlib
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from cbnn_keras.models.foreign import Foreign
+from cbnn_keras.models.foreign import Foreign, can_compute
 from cbnn_keras.support import arrays
 from cbnn_keras.support.faults import RunError, shortened
 from cbnn_keras.support.files import MAX_BYTES
@@ -52,26 +52,53 @@ def load_labelled(
 
 
 @contextlib.contextmanager
-def faults_of_data(paths: Sequence[pathlib.Path]) -> Iterator[None]:
+def faults_of_data(
+    data: Mapping[pathlib.Path, Any], models: Sequence[keras.Model]
+) -> Iterator[None]:
     """Names data that a model cannot compute with, whatever it raises.
 
     Args:
-        paths: The files that the data come from; without any, errors pass.
+        data: The inputs of each file; without any, errors pass.
+        models: What the inputs are for.
 
     Raises:
-        RunError: In place of what neither the package nor the system says.
+        RunError: In place of what neither the package nor the system says, and
+            of what is said when a model cannot compute with the first sample.
     """
     try:
         yield
-    except (ImportError, OSError, ValueError):
+    except (ImportError, OSError, RunError):
         raise
     except Exception as error:
-        if not paths:
+        guilty = [
+            path
+            for path, inputs in data.items()
+            if not all(can_compute(model, _first(inputs)) for model in models)
+        ]
+        if not data or (isinstance(error, ValueError) and not guilty):
             raise
+        named = ", ".join(map(str, guilty or data))
         raise RunError(
-            f"The model cannot compute with {', '.join(map(str, paths))} "
-            f"({shortened(error)}). Give data as the model was trained on."
+            f"The model cannot compute with {named} ({shortened(error)}). "
+            "Give data as the model was trained on."
         ) from error
+
+
+def _first(inputs: Any) -> Any:
+    return keras.tree.map_structure(lambda array: array[:1], inputs)
+
+
+@contextlib.contextmanager
+def faults_of(path: pathlib.Path | None) -> Iterator[None]:
+    """Names the file whose content does not fit, if there is one."""
+    try:
+        yield
+    except RunError:
+        raise
+    except ValueError as error:
+        if path is None:
+            raise
+        raise RunError(f"{path}: {shortened(error)}") from error
 
 
 def _load(
@@ -194,6 +221,12 @@ def load_preprocess(
         max_bytes: What the model may take.
 
     Raises:
-        RunError: If the file is no such file.
+        RunError: If the file is no such file, or its model cannot compute.
     """
-    return Foreign(max_bytes=max_bytes).load(path.resolve())
+    model = Foreign(max_bytes=max_bytes).load(path.resolve())
+    if not can_compute(model):
+        raise RunError(
+            f"{path} describes a model that cannot compute. Use a file whose "
+            "model was called on data before it was saved."
+        )
+    return model

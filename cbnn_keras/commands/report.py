@@ -1,16 +1,21 @@
 """Reports of run directories and data files, for the command line."""
 
+import contextlib
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cbnn_keras.analysis.evaluation import Labelled
 from cbnn_keras.analysis.findings import Findings, Source, as_ensemble
 from cbnn_keras.analysis.report import write_report
+from cbnn_keras.analysis.report.report import check_names
 from cbnn_keras.commands.inputs import (
+    faults_of,
     faults_of_data,
     load_labelled,
     read_lines,
 )
+from cbnn_keras.data.labelled import split_labels
+from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.outputs import check_output
 from cbnn_keras.support.files import MAX_BYTES
@@ -48,6 +53,7 @@ def report_files(
     names = [] if class_names is None else [class_names]
     for written in filter(None, (output, suspects)):
         check_output(written, [*data, *names])
+    labels = read_lines(class_names)
     sets = [
         Labelled(path.name, *load_labelled(path, max_bytes)) for path in data
     ]
@@ -55,14 +61,34 @@ def report_files(
     sources: list[Source] = list(runs)
     for run in runs:
         RunDirectory.open(run.absolute(), max_bytes)
-    if data:
-        sources = [as_ensemble(run, max_bytes) for run in runs]
-    with faults_of_data(data):
+        with faults_of(class_names):
+            check_names(run, labels)
+    with contextlib.ExitStack() as stack:
+        if data:
+            ensembles = [as_ensemble(run, max_bytes) for run in runs]
+            sources = list(ensembles)
+            _name_faults(stack, ensembles, dict(zip(data, sets, strict=True)))
         return write_report(
             sources,
             output,
             data=sets,
-            class_names=read_lines(class_names),
+            class_names=labels,
             suspects=suspects,
             with_loss_plane=with_loss_plane,
         )
+
+
+def _name_faults(
+    stack: contextlib.ExitStack,
+    ensembles: Sequence[CheckpointEnsemble],
+    data: Mapping[pathlib.Path, Labelled],
+) -> None:
+    """Has the file named that is to blame: data, or that of a model."""
+    inputs = {path: one.x for path, one in data.items()}
+    models = [ensemble.model for ensemble in ensembles]
+    stack.enter_context(faults_of_data(inputs, models))
+    for ensemble in ensembles:
+        stack.enter_context(ensemble.faults_of_model())
+        for file, one in data.items():
+            with faults_of(file):
+                split_labels(ensemble.classifier, one.x, one.y)

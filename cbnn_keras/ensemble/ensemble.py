@@ -161,7 +161,7 @@ class CheckpointEnsemble(Members):
         inputs = readable_inputs(x)
         mean = metrics.RunningMean()
         length = None
-        with self._lender.lent() as load:
+        with self._lent() as load:
             for step, vote in Reporter(verbose).track(
                 zip(self._steps, self.votes, strict=True),
                 len(self._steps),
@@ -281,14 +281,16 @@ class CheckpointEnsemble(Members):
             inputs: `keras.Input`s in the structure that the model is called
                 with; needed only for a subclassed model.
         """
-        return merging.merge(
-            self.member_models(),
-            self.votes,
-            self.classifier,
-            voting=voting,
-            priors=checked_priors(voting, priors, self.classifier),
-            inputs=inputs,
-        )
+        priors = checked_priors(voting, priors, self.classifier)
+        with self.faults_of_model():
+            return merging.merge(
+                self.member_models(),
+                self.votes,
+                self.classifier,
+                voting=voting,
+                priors=priors,
+                inputs=inputs,
+            )
 
     def _stages(
         self,

@@ -12,9 +12,10 @@ import tensorflow as tf
 
 from cbnn_keras.data.labelled import check_same_length, empty
 from cbnn_keras.models import copying
-from cbnn_keras.models.foreign import Foreign
+from cbnn_keras.models.foreign import Foreign, faults_of_model
 from cbnn_keras.models.state import generators_kept
 from cbnn_keras.runs.directory import RunDirectory
+from cbnn_keras.runs.manifest import MODEL
 from cbnn_keras.runs.run import Run
 from cbnn_keras.runs.saving import saved_whole
 from cbnn_keras.support.aliases import Json
@@ -78,7 +79,7 @@ class Members:
     @contextlib.contextmanager
     def member(self, step: int) -> Iterator[keras.Model]:
         """The model with a member's weights; its own are put back after it."""
-        with self._lender.lent() as load, generators_kept(self.model):
+        with self._lent() as load, generators_kept(self.model):
             yield load(step)
 
     def member_probabilities(
@@ -129,6 +130,13 @@ class Members:
             self.run, model, self._steps, room, foreign=self.foreign
         )
 
+    def faults_of_model(self) -> contextlib.AbstractContextManager[None]:
+        """Names the file of a model that was read and cannot compute."""
+        path = getattr(self.run, "path", None)
+        if self.foreign is None or path is None:  # it is the user's own
+            return contextlib.nullcontext()
+        return faults_of_model(path / MODEL, self.model)
+
     def save(self, directory: str | os.PathLike[str]) -> None:
         """Writes a run directory with these members and the run's rounds.
 
@@ -158,6 +166,12 @@ class Members:
                 )
             target.finish()
 
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[Callable[[int], keras.Model]]:
+        """The lent model; if it cannot compute, its file is named."""
+        with self._lender.lent() as load, self.faults_of_model():
+            yield load
+
     def _with(self, steps: list[int]) -> Self:
         """Other members of the run, which were perhaps read already."""
         other = type(self)(self.run, self.model, steps, foreign=self.foreign)
@@ -173,7 +187,7 @@ class Members:
         length = None
         for step in steps:
             # Before each `yield`: what comes next may well use the model.
-            with self._lender.lent() as load:
+            with self._lent() as load:
                 found = self.classifier.predict(load(step), x, batch_size)
             length = len(found) if length is None else length
             check_same_length("The inputs", length, len(found))

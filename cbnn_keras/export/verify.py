@@ -20,7 +20,7 @@ from cbnn_keras.export.options import ServingOptions
 from cbnn_keras.export.runtimes import Runtime, open_artefact
 from cbnn_keras.support import arguments
 from cbnn_keras.support.console import Reporter
-from cbnn_keras.support.faults import shortened
+from cbnn_keras.support.faults import RunError, shortened
 from cbnn_keras.support.files import MAX_BYTES
 
 # The batch sizes that are compared: one, two, and one that is a power of none.
@@ -129,6 +129,13 @@ def verify_artefact(
         sample_data=sample_data,
         tolerance=tolerance,
     )
+    try:
+        options.fitted_to(ensemble.classifier)
+    except ValueError as error:
+        raise RunError(
+            f"The metadata of {path} do not fit the run: {shortened(error)} "
+            "Give the run that it was exported from."
+        ) from error
     graph = ServingGraph(ensemble.take(metadata["members"]), options)
     if sorted(runtime.input_names) != sorted(graph.input_specs):
         raise ValueError(

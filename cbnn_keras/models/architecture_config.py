@@ -70,6 +70,8 @@ _OTHER_VALUES = {"__keras_tensor__", "__slice__", "__ellipsis__", "__bytes__"}
 # Settings that layers make lists of that length of, as they are built.
 _LENGTHS = ("ngrams", "num_oov_indices")
 _BYTES_OF_AN_ITEM = 64
+# What Keras takes for a layer beside its weights, at least for large ones.
+_BYTES_OF_A_LAYER = 2**19
 # Settings that some layers take for the path of a file.
 _PATHS = ("vocabulary", "idf_weights")
 
@@ -110,10 +112,18 @@ def check(config: Json, custom_objects: CustomObjects, max_bytes: int) -> None:
         config: What `parse` gave.
         custom_objects: Classes and functions of the user by name, beside those
             that are registered with Keras.
-        max_bytes: How much memory lists may take that layers make.
+        max_bytes: How much memory layers, and the lists that they make, may
+            take.
     """
     unknown: list[str] = []
+    num_layers = 0
     for node in _objects(config):
+        num_layers += _is_layer(node)
+        if num_layers * _BYTES_OF_A_LAYER > max_bytes:
+            raise ValueError(
+                f"it has {num_layers:,} layers or more, which take more than "
+                f"{max_bytes:,} bytes"
+            )
         if node is not config and node.get("compile_config"):
             raise ValueError(
                 "it has a compiled model within the model, which would be "
@@ -298,8 +308,24 @@ def _full_name(module: Any, name: str) -> str:
 
 
 def _is_part_of_models(module: str, name: str) -> bool:
+    return _class(module, name, _PARTS) is not None
+
+
+def _is_layer(node: Json) -> bool:
+    """Whether an object is a layer, or one of the user's classes."""
+    name, module = node.get("class_name"), node.get("module")
+    if not isinstance(name, str) or not isinstance(module, str):
+        return False
+    if not _is_of_keras(module):
+        return module != "builtins"
+    return _class(module, name, (keras.Operation,)) is not None
+
+
+def _class(module: str, name: str, kinds: tuple[type, ...]) -> type | None:
+    """A class of Keras, if it is of one of these kinds."""
     if module in _PUBLIC:
         found = getattr(_PUBLIC[module], name, None)
-        return inspect.isclass(found) and issubclass(found, _PARTS)
+        is_one = inspect.isclass(found) and issubclass(found, kinds)
+        return found if is_one else None
     # Operations, and layers of keras.applications.
-    return keras_internals.private_operation(module, name) is not None
+    return keras_internals.private_operation(module, name)

@@ -6,10 +6,11 @@ architecture (`architecture_config`), and, while the model is built, how much
 memory its weights ask for. Keras' own safe mode is on as well.
 """
 
+import contextlib
 import dataclasses
 import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -122,6 +123,49 @@ class Foreign:
         return keras.saving.load_model(
             str(path), dict(self.custom_objects), compile=False, safe_mode=True
         )
+
+
+@contextlib.contextmanager
+def faults_of_model(path: pathlib.Path, model: keras.Model) -> Iterator[None]:
+    """Names the file of a model that cannot compute, whatever it raises.
+
+    A layer may be built of settings that only fail when it is called. Errors
+    for other reasons, such as inputs that do not fit, stay as they are.
+    """
+    try:
+        yield
+    except RunError:
+        raise
+    except Exception as error:
+        if can_compute(model):
+            raise
+        raise RunError(
+            f"{path} describes a model that cannot compute ({_reason(error)}). "
+            f"{_ADVICE}"
+        ) from error
+
+
+def can_compute(model: keras.Model, inputs: Any = None) -> bool:
+    """Whether a model gives an output, in a graph as in `predict`.
+
+    Args:
+        model: What is called. One that does not say its inputs is believed.
+        inputs: What with, by default zeros.
+    """
+    if inputs is None:
+        inputs = keras_internals.symbolic_inputs(model)
+        if inputs is None:
+            return True
+        inputs = keras.tree.map_structure(_zeros, inputs)
+    try:
+        tf.function(lambda values: model(values), autograph=False)(inputs)
+    except Exception:  # of layers that someone else chose
+        return False
+    return True
+
+
+def _zeros(tensor: Any) -> tf.Tensor:
+    return tf.zeros([length or 1 for length in tensor.shape], tensor.dtype)
 
 
 class _TooLargeError(Exception):

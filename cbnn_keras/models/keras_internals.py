@@ -78,6 +78,14 @@ def functional_graph(model: keras.Model) -> keras.Model:
     return getattr(model, "_functional", model)
 
 
+def symbolic_inputs(model: keras.Model) -> Any:
+    """The inputs of a Functional or Sequential model as it is called, or None.
+
+    None for a model that does not say them.
+    """
+    return getattr(functional_graph(model), "_inputs_struct", None)
+
+
 def nodes_of(model: keras.Model) -> list[Any]:
     """The calls of operations that a Functional model is made of."""
     layers = model._nodes_by_depth.values()

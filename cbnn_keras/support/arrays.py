@@ -25,6 +25,8 @@ class NoArrayError(ValueError):
 
 def opened(path: pathlib.Path) -> io.BufferedReader:
     """Opens a file that the user named, be it by a link; no pipe or device."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise RunError(f"{path} is not a file. Give the name of a file.")
     return open_regular(pathlib.Path(os.path.realpath(path)))
 
 
@@ -107,14 +109,16 @@ def read_array(file: IO[bytes], size: int) -> np.ndarray:
         NoArrayError, or whatever NumPy raises: If it is no array of numbers or
             texts.
     """
-    version = np.lib.format.read_magic(file)
+    # Bounded: a header can claim 4 GB, which NumPy would make room for.
+    start = io.BytesIO(file.read(min(size, _LONGEST_HEADER)))
+    version = np.lib.format.read_magic(start)
     read_header: Any = {
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }.get(version)
     if read_header is None:
         raise NoArrayError(f"its version is {version}")
-    shape, is_fortran, kind = read_header(file, _LONGEST_HEADER)
+    shape, is_fortran, kind = read_header(start, _LONGEST_HEADER)
     if kind.hasobject:
         raise NoArrayError("Object arrays cannot be loaded safely")
     is_known = kind.kind in _KINDS and 0 < kind.itemsize
@@ -123,22 +127,29 @@ def read_array(file: IO[bytes], size: int) -> np.ndarray:
             f"an array of type {kind} is neither numbers nor text"
         )
     number = math.prod(shape)
-    header = file.tell()
+    header = start.tell()
     if min(shape, default=0) < 0 or number * kind.itemsize != size - header:
         raise NoArrayError(
             f"an array of shape {shape} and type {kind} does not take "
             f"{size - header} bytes"
         )
-    content = _read_exactly(file, size - header)
+    content = _read_exactly(file, size - header, start.read())
     array = np.frombuffer(content, dtype=kind)
     array = array.reshape(shape, order="F" if is_fortran else "C")
     return array.astype(kind.newbyteorder("="), copy=False)
 
 
-def _read_exactly(file: IO[bytes], size: int) -> bytearray:
-    """So many bytes, in memory that an array can be changed in."""
+def _read_exactly(file: IO[bytes], size: int, start: bytes) -> bytearray:
+    """So many bytes, in memory that an array can be changed in.
+
+    Args:
+        file: Where they are, but for those that were read already.
+        size: How many.
+        start: What was read already.
+    """
     content = bytearray(size)
-    rest = memoryview(content)
+    content[: len(start)] = start
+    rest = memoryview(content)[len(start) :]
     while rest:
         count = file.readinto(rest)  # type: ignore[attr-defined]
         if not count:

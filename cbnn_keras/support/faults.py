@@ -4,6 +4,8 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+from cbnn_keras.support.console import printable
+
 _LONGEST = 300  # characters of what a library says
 
 
@@ -38,4 +40,5 @@ def faults_named(
 def shortened(error: BaseException) -> str:
     """What a library says of a fault, in one line of bearable length."""
     text = " ".join(str(error).split()) or type(error).__name__
+    text = printable(text)  # libraries quote what is in files
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

@@ -52,6 +52,22 @@ def _many_layers(num: int):
     return config_change(change)
 
 
+def _side_by_side(config: dict, _) -> str:
+    """Layers that take much more memory than their text, and no stack."""
+    import keras
+
+    given = keras.Input((4,))
+    normalised = keras.layers.BatchNormalization(name="n0")(given)
+    model = keras.Model(given, normalised)
+    text = json.loads(model.to_json())
+    layers = text["config"]["layers"]
+    first = json.dumps(next(x for x in layers if x["name"] == "n0"))
+    layers += [
+        json.loads(first.replace('"n0"', f'"n{n}"')) for n in range(1, 1000)
+    ]
+    return json.dumps(text)
+
+
 def _nested_models(depth: int):
     """Models in models, deeper than Python's stack."""
 
@@ -126,7 +142,6 @@ def cases() -> list[Case]:
         "input of 10**12": _set(0, batch_shape=[None, big]),
         "batch of 10**12": _set(0, batch_shape=[big, 4]),
         "negative input": _set(0, batch_shape=[None, -4]),
-        "wide build": _top(build_input_shape=wide),
         "Embedding": _several(
             keras_layer("Embedding", input_dim=big, output_dim=8),
             keras_layer("Flatten"),
@@ -174,6 +189,7 @@ def cases() -> list[Case]:
         "Constant of text": _initial("Constant", value="x" * 1000),
         "models in models": _nested_models(5000),
         "deep JSON": _deep_json(200_000),
+        "1,000 layers side by side": config_change(_side_by_side),
         "cycle": config_change(_cycle),
         "a layer in itself": config_change(_shared),
         "no layers": _top(layers=[]),
@@ -207,7 +223,10 @@ def cases() -> list[Case]:
         "two units": _text_change('"units": 8', '"units": 8, "units": 9'),
     }
     other = {
+        # A model that has an input is not built from it.
+        "wide build": _top(build_input_shape=wide),
         "activation": _set(1, activation="tanh"),
+        "100 layers": _many_layers(100),
         "200 layers": _many_layers(200),
         "escape in a name": _set(1, name="\x1b[2J"),
         "slash in a name": _set(1, name="a/b"),

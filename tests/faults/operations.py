@@ -21,6 +21,10 @@ READING = (*CHEAP, "report", "saved_model", "onnx", "verify", "save")
 WRITING = ("resume", "overwrite")
 
 _INPUTS = np.linspace(-2, 2, 32, dtype="float32").reshape(8, 4)
+_MISMATCH = re.compile(
+    "does not match the Keras ensemble|it is not an export of this run|"
+    "The export's output"
+)
 _CONTROL = re.compile(
     r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
 )
@@ -97,7 +101,7 @@ class Operations:
             return {"outcome": "error", "message": f"traceback: {said[-300:]}"}
         if "usage:" in said:
             return {"outcome": "refused", "message": said}
-        if code == 1 and "does not match the Keras ensemble" in said:
+        if code == 1 and _MISMATCH.search(said):  # what `verify` is for
             return {"outcome": "refused", "message": said}
         if code != 2:
             return {"outcome": "error", "message": f"exit code {code}: {said}"}

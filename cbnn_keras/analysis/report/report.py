@@ -72,7 +72,7 @@ def write_report(
         need(package, "report")
     runs, sets = _as_lists(sources, data)
     target, table = _checked_targets(output, suspects, runs, sets)
-    _check_names(runs[0], class_names)
+    check_names(runs[0], class_names)
     found = examine(runs, sets, batch_size=batch_size, verbose=verbose)
     planes = [
         _plane(f, target, verbose) if with_loss_plane else None for f in found
@@ -151,7 +151,7 @@ def _checked_targets(
     target = _checked_target(output)
     table = None if suspects is None else _checked_target(suspects)
     if table is not None and is_same(table, target):
-        raise ValueError(f"{output} cannot be the page and the table at once.")
+        raise RunError(f"{output} cannot be the page and the table at once.")
     return target, table
 
 
@@ -178,7 +178,8 @@ def _opened(source: Source) -> Run:
     return RunDirectory.open(pathlib.Path(source).absolute())
 
 
-def _check_names(source: Source, class_names: Sequence[str] | None) -> None:
+def check_names(source: Source, class_names: Sequence[str] | None) -> None:
+    """Raises a `ValueError` unless there is a name for each class of a run."""
     num_classes = _opened(source).header.num_classes
     if class_names is not None and len(class_names) != num_classes:
         raise ValueError(
