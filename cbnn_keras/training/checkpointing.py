@@ -288,7 +288,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
             total_steps=self.total_steps,
             replaces=self.overwrite,
             # With `resume`, it is this very run.
-            restarts=self.resume,
+            replaces_begun=self.resume,
             make_plan=self._make_plan,
         )
 

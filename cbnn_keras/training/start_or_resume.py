@@ -31,7 +31,7 @@ class Beginning:
         directory: Where the run is kept, or None for in memory.
         total_steps: T, where `fit` cannot know its steps.
         replaces: Whether a run that is in the directory is replaced.
-        restarts: Whether one that was killed in its first epoch is replaced.
+        replaces_begun: Whether one that was killed in its first epoch is.
         make_plan: The method's plan, from T and the steps of an epoch.
     """
 
@@ -41,7 +41,7 @@ class Beginning:
     directory: pathlib.Path | None
     total_steps: int | None
     replaces: bool
-    restarts: bool
+    replaces_begun: bool
     make_plan: Callable[[int, int | None], Plan]
 
     @property
@@ -61,7 +61,7 @@ class Beginning:
                 fit.task.model,
                 own_distribution=own,
                 overwrite=self.replaces,
-                restart=self.restarts,
+                restart=self.replaces_begun,
             )
         course = self._course(fit, plan, run)
         if plan.actions is not None:
