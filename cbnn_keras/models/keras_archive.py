@@ -6,12 +6,13 @@ claimed, and with what is really there, before anything is held in memory.
 """
 
 import collections
+import io
 import os
 import stat
 import struct
 import zipfile
 import zlib
-from typing import IO
+from typing import IO, Any
 
 from cbnn_keras.models.weight_files import check_hdf5
 from cbnn_keras.support.faults import RunError, shortened
@@ -48,9 +49,50 @@ def read_config(file: IO[bytes], max_bytes: int) -> bytes:
         _check_sizes(entries, size, max_bytes)
         for entry in entries:
             _check_content(file, entry)
-        with archive.open(WEIGHTS) as weights:
-            _check_weights(weights, max_bytes)
+        weights = _opened(file, archive, archive.getinfo(WEIGHTS))
+        _check_weights(weights, max_bytes)
         return archive.read(CONFIG)
+
+
+def _opened(
+    file: IO[bytes], archive: zipfile.ZipFile, entry: zipfile.ZipInfo
+) -> IO[bytes]:
+    """An entry to seek in; Python's own reader reads all again to go back."""
+    if entry.compress_type != zipfile.ZIP_STORED:
+        return io.BytesIO(archive.read(entry))
+    return io.BufferedReader(
+        _Part(file, _start_of_data(file, entry), entry.file_size)
+    )
+
+
+class _Part(io.RawIOBase):
+    """A part of a file, as a file to read."""
+
+    def __init__(self, file: IO[bytes], start: int, size: int) -> None:
+        super().__init__()
+        self._file = file
+        self._start = start
+        self._size = size
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_CUR: self._position, os.SEEK_END: self._size}
+        self._position = base.get(whence, 0) + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        wanted = min(len(buffer), max(self._size - self._position, 0))
+        self._file.seek(self._start + self._position)
+        content = self._file.read(wanted)
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
 
 
 def _check_weights(file: IO[bytes], max_bytes: int) -> None:
@@ -129,14 +171,18 @@ def _check_content(file: IO[bytes], entry: zipfile.ZipInfo) -> None:
         )
 
 
+def _start_of_data(file: IO[bytes], entry: zipfile.ZipInfo) -> int:
+    file.seek(entry.header_offset)
+    lengths = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+    return entry.header_offset + _LOCAL_HEADER.size + sum(lengths)
+
+
 def _inflated_bytes(file: IO[bytes], entry: zipfile.ZipInfo) -> int:
     """Unpacks an entry in pieces, at most to just above what it claims.
 
     Python's own reader unpacks all there is and then cuts it off.
     """
-    file.seek(entry.header_offset)
-    lengths = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    file.seek(sum(lengths), os.SEEK_CUR)
+    file.seek(_start_of_data(file, entry))
     unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
     left, found = entry.compress_size, 0
     packed = b""
