@@ -700,6 +700,14 @@ def test_rewinding_forgets_what_came_after_the_state(tmp_path):
     assert [r.step for r in again.rounds] == [4]
 
 
+def test_state_of_another_model_is_named(tmp_path):
+    run = new_run(tmp_path / "run")
+    run.save_state(dense_model(), 6, 1, {})
+    path = tmp_path / "run/resume/6.npz"
+    with refused(path, "resume=True: the run was left with other variables"):
+        run.rewind(dense_model(num_classes=4))
+
+
 def test_state_that_is_damaged_is_named(tmp_path):
     run, model = new_run(tmp_path / "run"), dense_model()
     run.save_state(model, 6, 1, {})
