@@ -77,10 +77,7 @@ def export_run(
         ensemble = ensemble.select(num=num_members)
     samples = None if data is None else load_inputs(data, max_bytes)
     given = {**_read(options, max_bytes), "sample_data": samples}
-    for name in ("priors", "class_names"):
-        fitting: dict[str, Any] = {name: given.get(name)}
-        with faults_of(options.get(name)):
-            ServingOptions(**fitting).fitted_to(ensemble.classifier)
+    _check_fit(ensemble, options, given)
     with _faults(ensemble, given.get("preprocess"), data, samples):
         if format == "saved_model":
             return export_saved_model(
@@ -95,6 +92,16 @@ def export_run(
             calibration_data=calibration,
             **given,
         )
+
+
+def _check_fit(
+    ensemble: CheckpointEnsemble, files: dict[str, Any], given: dict[str, Any]
+) -> None:
+    """Raises a `RunError` that names a file that does not fit the classes."""
+    for name in ("priors", "class_names"):
+        fitting: dict[str, Any] = {name: given.get(name)}
+        with faults_of(files.get(name)):
+            ServingOptions(**fitting).fitted_to(ensemble.classifier)
 
 
 def verify_run(

@@ -129,13 +129,7 @@ def verify_artefact(
         sample_data=sample_data,
         tolerance=tolerance,
     )
-    try:
-        options.fitted_to(ensemble.classifier)
-    except ValueError as error:
-        raise RunError(
-            f"The metadata of {path} do not fit the run: {shortened(error)} "
-            "Give the run that it was exported from."
-        ) from error
+    _check_fit(path, options, ensemble)
     graph = ServingGraph(ensemble.take(metadata["members"]), options)
     if sorted(runtime.input_names) != sorted(graph.input_specs):
         raise ValueError(
@@ -146,6 +140,18 @@ def verify_artefact(
     parity = compare(runtime, graph, TOLERANCES[metadata["precision"]])
     Reporter(verbose).line(f"{path} matches: {parity}.")
     return parity
+
+
+def _check_fit(
+    path: pathlib.Path, options: ServingOptions, ensemble: CheckpointEnsemble
+) -> None:
+    try:
+        options.fitted_to(ensemble.classifier)
+    except ValueError as error:
+        raise RunError(
+            f"The metadata of {path} do not fit the run: {shortened(error)} "
+            "Give the run that it was exported from."
+        ) from error
 
 
 def compare(

@@ -72,6 +72,7 @@ _LENGTHS = ("ngrams", "num_oov_indices")
 _BYTES_OF_AN_ITEM = 64
 # What Keras takes for a layer beside its weights, at least for large ones.
 _BYTES_OF_A_LAYER = 2**19
+_FREE_LAYERS = 32  # which take less than Keras itself
 # Settings that some layers take for the path of a file.
 _PATHS = ("vocabulary", "idf_weights")
 
@@ -119,7 +120,7 @@ def check(config: Json, custom_objects: CustomObjects, max_bytes: int) -> None:
     num_layers = 0
     for node in _objects(config):
         num_layers += _is_layer(node)
-        if num_layers * _BYTES_OF_A_LAYER > max_bytes:
+        if (num_layers - _FREE_LAYERS) * _BYTES_OF_A_LAYER > max_bytes:
             raise ValueError(
                 f"it has {num_layers:,} layers or more, which take more than "
                 f"{max_bytes:,} bytes"

@@ -264,7 +264,11 @@ class RunDirectory(Run):
             for key in list(found)
             if key.startswith(_METHOD_STATE)
         }
-        training_state.restore_state(model, found)
+        try:
+            training_state.restore_state(model, found)
+        except ValueError as error:
+            where = self.path / name
+            raise RunError(f"{where}: {shortened(error)}") from error
         for record in self.rounds:
             if record.step > step:
                 self._files.listed.pop(file_name("rounds", record.step))

@@ -4,10 +4,12 @@ import json
 import re
 import shutil
 
+import keras
 import numpy as np
 import pytest
 from disks import small_disk
 from helpers import blobs, dense_model, header, scored_run, trained
+from hostile_architectures import edit_config, layer_of, saved
 
 from cbnn_keras.commands import cli
 from cbnn_keras.commands.demo import save_data
@@ -315,6 +317,62 @@ def test_max_bytes_holds_for_artefacts(directory, capsys):
     assert "exports/run/1/saved_model.pb" in (error := capsys.readouterr().err)
     assert "give a larger max_bytes (--max-bytes)" in error
     assert cli.main([*verify.split(), "100M"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "content", "message"),
+    [
+        ("export run --priors f.txt", "1\n1\n", r"f\.txt: priors have the sh"),
+        ("export run --class-names f.txt", "a\nb", r"f\.txt: class_names must"),
+        ("report run --class-names f.txt", "a\nb", r"f\.txt: There are 2 clas"),
+        (
+            "report run --data f.npz",
+            {"x": 4, "y": 9},
+            r"f\.npz: Labels must be",
+        ),
+        (
+            "report run --data f.npz",
+            {"x": 5, "y": 0},
+            r"with f\.npz \(.*\(5,\)",
+        ),
+        (
+            "export run --data f.npz",
+            {"x": 5},
+            r"with f\.npz \(.*\(10, 5\), but",
+        ),
+        (
+            "verify out --run run --data f.npz",
+            {"x": 5},
+            r"with f\.npz \(The da",
+        ),
+    ],
+)
+def test_files_that_do_not_fit_are_named(
+    command, content, message, directory, capsys
+):
+    if isinstance(content, str):
+        (directory / "f.txt").write_text(content)
+    else:
+        arrays = {"x": np.zeros((10, content["x"]), "float32")}
+        if "y" in content:
+            arrays["y"] = np.full(10, content["y"])
+        np.savez(directory / "f.npz", **arrays)
+    if command.startswith("verify"):
+        assert cli.main("export run --output out".split()) == 0
+    assert cli.main(command.split()) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_preprocessing_that_cannot_compute_is_named(directory, capsys):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Rescaling(1.0)])
+    path = saved(model, directory / "p.keras")
+
+    def spoil(config):
+        layer_of(config, "Rescaling")["config"]["scale"] = "text"
+
+    edit_config(path, spoil)
+    assert cli.main("export run --preprocess p.keras".split()) == 2
+    assert "cbnn: p.keras describes a model that ca" in capsys.readouterr().err
 
 
 def test_an_error_of_many_lines_is_one_paragraph(monkeypatch, capsys):

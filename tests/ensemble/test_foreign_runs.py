@@ -192,6 +192,31 @@ def test_outputs_that_are_not_those_of_the_manifest_are_refused(
         CheckpointEnsemble.load(tmp_path / "other")
 
 
+def test_model_that_cannot_compute_is_named(directory):
+    """Keras builds it, and finds out what is wrong when it is called."""
+
+    def spoil(config):
+        layer_of(config, "Rescaling")["config"]["scale"] = "text"
+
+    edit_config(directory / "model.keras", spoil)
+    sign(directory)
+    loaded = CheckpointEnsemble.load(directory)
+    message = r"run/model\.keras describes a model that cannot compute \(.+\)\."
+    for compute in (
+        lambda: loaded.predict(X, verbose=0),
+        lambda: list(loaded.staged_predict(X, verbose=0)),
+    ):
+        with pytest.raises(RunError, match=message):
+            compute()
+
+
+def test_inputs_that_do_not_fit_are_no_fault_of_the_file(directory):
+    loaded = CheckpointEnsemble.load(directory)
+    with pytest.raises(ValueError, match="have value 4") as caught:
+        loaded.predict(X[:, :2], verbose=0)
+    assert not isinstance(caught.value, RunError)
+
+
 def test_binary_run_is_loaded(tmp_path):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(1, "sigmoid")])
     memory_ensemble(model, [1.0], is_binary=True).save(tmp_path / "run")

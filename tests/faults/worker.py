@@ -230,6 +230,7 @@ class Worker:
             return [
                 {
                     "seed": seeds[0],
+                    "what": f"mutation {seeds[0]}",
                     "faults": [f"other: the process died, {result['death']}"],
                 }
             ]

@@ -292,3 +292,18 @@ def test_no_class_of_keras_that_is_let_through_takes_code_or_files():
                 if taken and [known.get(name)] != taken:
                     found[f"{module}.{name}"] = taken
     assert found == {}
+
+
+def test_layers_take_memory_beside_their_weights():
+    config = model_with(None)
+    layers = config["config"]["layers"]
+    layers += [dict(LAYER)] * 100  # in all 103 with the model itself
+    check(config, max_bytes=71 * 2**19)
+    with pytest.raises(ValueError, match="it has 103 layers or more, which"):
+        check(config, max_bytes=71 * 2**19 - 1)
+    # A layer of the user's is one too; initializers are none.
+    layers[-1] = {**LAYER, "module": "theirs"}
+    with pytest.raises(ValueError, match="it has 103 layers or more, which"):
+        check(config, max_bytes=71 * 2**19 - 1)
+    layers[-1] = instance("keras.initializers", "Zeros")
+    check(config, max_bytes=71 * 2**19 - 1)

@@ -27,6 +27,7 @@ from cbnn_keras.runs.directory import RunDirectory, check_available, holds_run
 from cbnn_keras.runs.manifest import Settings, State
 from cbnn_keras.runs.run import MemoryRun
 from cbnn_keras.support import files
+from cbnn_keras.support.faults import RunError
 
 X, Y = blobs()
 ETA = 0.05  # large enough to see omega change, small enough to go on
@@ -699,6 +700,15 @@ def test_rewinding_forgets_what_came_after_the_state(tmp_path):
     again = RunDirectory.open(path)
     assert again.members == [4] and again.state == State(6, 1)
     assert [r.step for r in again.rounds] == [4]
+
+
+def test_state_of_another_model_is_named(tmp_path):
+    run = new_run(tmp_path / "run")
+    run.save_state(dense_model(), 6, 1, {})
+    path = tmp_path / "run/resume/6.npz"
+    message = "resume=True: the run was left with other variables"
+    with pytest.raises(RunError, match=f"{re.escape(str(path))}: {message}"):
+        run.rewind(dense_model(num_classes=4))
 
 
 def test_state_that_is_damaged_is_named(tmp_path):
