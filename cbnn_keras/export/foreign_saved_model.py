@@ -124,7 +124,7 @@ def _check_operations(path: pathlib.Path, graph: Any) -> None:
             where = "the graph" if function is None else f"function {name!r}"
             found.setdefault(node.op, f"{node.op} in {where}, which {reason}")
     if found:
-        *others, last = list(found.values())[:5]
+        *others, last = sorted(found.values())[:5]
         listed = f"{'; '.join(others)}; and {last}" if others else last
         raise RunError(
             f"{path} is not loaded. A SavedModel is a program, and this one "

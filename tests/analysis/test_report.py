@@ -365,9 +365,6 @@ def test_usage_errors(arguments, message, directory, capsys, monkeypatch):
     assert not (directory / "report.html").exists()
 
 
-FAULTS_OF_ARGUMENTS = ("There are 2 class names", "report.html cannot")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -400,9 +397,7 @@ def test_what_is_refused(arguments, message, directory, capsys, monkeypatch):
     np.savez("single.npz", x=X, y=Y, classes=3)
     (directory / "short.txt").write_text("a\nb\n")
     (directory / "latin.txt").write_text("grün\n", "latin-1")
-    # 2 where it is a file that is wrong, 1 where arguments do not fit.
-    code = cli.main(["report", *arguments])
-    assert code == (1 if message.startswith(FAULTS_OF_ARGUMENTS) else 2)
+    assert cli.main(["report", *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith("cbnn: ")
     assert message in error

@@ -47,7 +47,7 @@ def saved(directory, function, **parts):
 def refused(operation, reason):
     return (
         rf"saved_model\.pb is not loaded\. A SavedModel is a program, and this "
-        rf"one has the op (.*; )?{operation} in (the graph|function "
+        rf"one has the op (.*; (and )?)?{operation} in (the graph|function "
         rf"'[^']+'), which {reason}.*\.{ADVICE}"
     )
 

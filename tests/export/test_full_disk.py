@@ -86,7 +86,7 @@ def test_a_directory_that_may_not_be_written_to(ensemble):
     """A directory that goes away is not "make room"."""
     with pytest.raises(
         OSError,
-        match=r"model could not be written: .*\. put it back, and "
+        match=r"model could not be written: .*: put it back, and "
         r"try again\.$",
     ):
         export_onnx(ensemble, "/proc/self/model", verbose=0)
