@@ -281,6 +281,7 @@ def test_an_ensemble_above_two_gigabytes(tmp_path):
         round_at(step, vote) for step, vote in ((1, 1.0), (2, 2.5), (3, 0.7))
     ]
     run.members = [1, 2, 3]
+    run.finish()
     ensemble = CheckpointEnsemble(run, model)
 
     path = tmp_path / "a.onnx"

@@ -171,6 +171,7 @@ def test_every_policy_is_recomputed(tmp_path, policy):
         RunDirectory.open(run.path).verify()
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     "make",
     [

@@ -153,6 +153,7 @@ def test_kills_leave_nothing_or_all(ensemble, tmp_path):
         )
 
 
+@pytest.mark.faults
 def test_a_kill_leaves_nothing_that_hinders(ensemble, tmp_path):
     assert save_and_die(tmp_path / "run", 40).returncode == -signal.SIGKILL
     assert os.listdir(tmp_path) == [".cbnn-save-run"]

@@ -128,7 +128,7 @@ def test_statistics_of_batch_norm_are_those_of_the_averaged_weights():
 @pytest.mark.parametrize(
     "crash",
     [
-        {"epoch": 2, "batch": 5},
+        pytest.param({"epoch": 2, "batch": 5}, marks=pytest.mark.large),
         pytest.param({"epoch": 0, "batch": 2}, marks=pytest.mark.large),
         pytest.param({"epoch": 4}, marks=pytest.mark.large),
     ],
@@ -142,6 +142,7 @@ def test_resumed_run_equals_uninterrupted(tmp_path, crash):
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
 
 
+@pytest.mark.large
 def test_another_horizon_is_another_run(tmp_path):
     with pytest.raises(Stop):
         fit(tmp_path / "run", StopAfter(epoch=2), average=0.2)

@@ -127,6 +127,7 @@ def test_a_fit_outside_the_main_thread_leaves_signals_alone(tmp_path, sigterm):
     assert found == [signal.SIG_DFL]
 
 
+@pytest.mark.faults
 def test_handlers_of_failed_trainings_do_not_pile_up(tmp_path, sigterm):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for _ in range(2):
@@ -205,6 +206,7 @@ class Interrupt(StopAfter):
         super().__init__(epoch, batch, KeyboardInterrupt)
 
 
+@pytest.mark.faults
 def test_after_ctrl_c_the_same_session_resumes(tmp_path):
     whole, _, _, _ = trained(tmp_path / "whole", interval=7)
     for moment in ((0, 2), (2, 4)):
