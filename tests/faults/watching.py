@@ -14,6 +14,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+import cbnn_keras
+
 _NO_FOLLOW = os.O_NOFOLLOW
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
@@ -69,7 +71,10 @@ class Guard:
     def start(self, readable: Iterable[Any], writable: Iterable[Any]) -> None:
         """Watches this process until its end."""
         self._writable = tuple(os.path.realpath(path) for path in writable)
-        places = (*readable, sys.prefix, sys.base_prefix, *map(_real, sys.path))
+        # The package itself is elsewhere where it is installed to be edited.
+        package = pathlib.Path(cbnn_keras.__file__).parent
+        places = (*readable, sys.prefix, sys.base_prefix, package)
+        places = (*places, *map(_real, sys.path))
         self._readable = (
             *(os.path.realpath(path) for path in places if path),
             *_SYSTEM,
