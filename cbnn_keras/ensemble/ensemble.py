@@ -309,14 +309,10 @@ class CheckpointEnsemble(Members):
 
 
 def voting_members(run: Run, members: str) -> list[int]:
-    """The steps of the members that a user asks for.
-
-    Args:
-        run: The run that they are of.
-        members: `"trusted"` or `"all"`.
+    """The steps of the members of a run that a user asks for.
 
     Raises:
-        ValueError: If it is neither.
+        ValueError: If that is neither `"trusted"` nor `"all"`.
     """
     if members not in ("trusted", "all"):
         raise ValueError(
