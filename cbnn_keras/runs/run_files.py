@@ -84,8 +84,19 @@ class RunFiles:
         self._list(name, files.fingerprint(self.path(name)))
 
     def make_directories(self) -> None:
+        """Makes the directories of a run that are not there.
+
+        Raises:
+            RunError: If something else is in the place of one.
+        """
         for name in SUFFIXES:
-            self.path(name).mkdir(exist_ok=True)
+            path = self.path(name)
+            if os.path.lexists(path) and not path.is_dir():
+                raise RunError(
+                    f"{path} is no directory, but a run keeps files in it. "
+                    "Restore the run, or choose another directory."
+                )
+            path.mkdir(exist_ok=True)
 
     def sweep(self) -> None:
         """Removes files of ours that are not listed."""

@@ -152,3 +152,14 @@ def test_the_run_directory_itself_may_be_reached_by_a_link(run, tmp_path):
         CheckpointEnsemble.load(tmp_path / "link")
     RunDirectory.claim(tmp_path / "link").finish()
     CheckpointEnsemble.load(run)
+
+
+@pytest.mark.parametrize("name", ["members", "rounds", "resume"])
+def test_a_file_in_the_place_of_a_directory_is_refused(run, name):
+    """It used to end resuming with an `OSError`, as if the disk were full."""
+    shutil.rmtree(run / name)
+    (run / name).write_bytes(b"precious")
+    wanted = re.escape(f"{run / name} is no directory, but a run keeps files")
+    with pytest.raises(RunError, match=wanted):
+        RunDirectory.claim(run)
+    assert (run / name).read_bytes() == b"precious"
