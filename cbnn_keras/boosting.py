@@ -186,25 +186,29 @@ def is_within_budget(
     return deviation_rate * (reserved_vote + sum(votes)) < 1
 
 
-def trusted(likelihoods: Sequence[float], ratio: float) -> list[bool]:
+def trusted(
+    errors: Sequence[float], margin: float = 0.0, ratio: float = 1.0
+) -> list[bool]:
     """Which members are good enough to vote beside the last one.
 
     lambda hardly tells a weak early member from a strong late one where there
-    are many classes: log(k - 1) dominates it. The likelihood of the training
-    set does. A member is trusted if its negative log-likelihood is at most
-    `ratio` times that of the last member, which always is.
+    are many classes: log(k - 1) dominates it. A member is trusted if its
+    training error is at most `ratio` times that of the last member and
+    `margin` more; the last one always is.
 
     Args:
-        likelihoods: The mean of -log p(label) of each member, in order.
+        errors: What each member gets wrong of the training set, in order.
+        margin: At least 0.
         ratio: At least 1.
 
     Example:
 
-    >>> trusted([1.2, 0.5, 0.44, 0.4], ratio=1.25)
-    [False, True, True, True]
+    >>> trusted([0.31, 0.08, 0.044, 0.04], margin=0.005)
+    [False, False, True, True]
     """
-    limit = ratio * likelihoods[-1]
-    return [value <= limit for value in likelihoods]
+    # Sums of weights are rounded: their last digits must not decide.
+    limit = ratio * errors[-1] + margin + 1e-12
+    return [error <= limit for error in errors]
 
 
 def rate_of_ratio(
@@ -263,13 +267,18 @@ class Policy(Protocol):
     Attributes:
         has_bound: Whether theorem 1 speaks of the method.
         deviation_rate: eta; 0 for a method that leaves the weights alone.
-        trusted_ratio: Which members vote, see `trusted`; None for all.
+        trusted_margin: Which members vote, see `trusted`; None for all.
+        trusted_ratio: The same in runs of format 3, which asked for the
+            likelihood of the training set instead of the error.
     """
 
     has_bound: ClassVar[bool]
 
     @property
     def deviation_rate(self) -> float: ...
+
+    @property
+    def trusted_margin(self) -> float | None: ...
 
     @property
     def trusted_ratio(self) -> float | None: ...

@@ -25,12 +25,14 @@ class Boosting:
     Attributes:
         deviation_rate: eta.
         expected_error: The error expected of the final model; gives lambda_0.
-        trusted_ratio: Which members vote, see `boosting.trusted`; None for all,
-            as in the paper.
+        trusted_margin: Which members vote, see `boosting.trusted`; None for
+            all, as in the paper.
+        trusted_ratio: The same by likelihood, in runs of format 3.
     """
 
     deviation_rate: float = 0.01
     expected_error: float = 0.05
+    trusted_margin: float | None = None
     trusted_ratio: float | None = None
     has_bound: ClassVar[bool] = True
 
@@ -64,6 +66,7 @@ class BoostingFromFirst:
     """
 
     deviation_rate: float
+    trusted_margin: ClassVar[None] = None
     trusted_ratio: ClassVar[None] = None
     has_bound: ClassVar[bool] = False
 
@@ -86,6 +89,7 @@ class EqualVotes:
     """No boosting: every checkpoint has a vote of 1, and weights stay."""
 
     deviation_rate: ClassVar[float] = 0.0
+    trusted_margin: ClassVar[None] = None
     trusted_ratio: ClassVar[None] = None
     has_bound: ClassVar[bool] = False
 

@@ -57,7 +57,8 @@ class CheckpointEnsemble(Members):
         run: The run that the members are of.
         model: The model that members are loaded into.
         rounds: What each member's round left, in order of its step.
-        votes: lambda of each member as computed, shape `(num_members,)`.
+        votes: lambda of each member as computed, or what `select` has chosen
+            instead, shape `(num_members,)`.
         classifier: How outputs of the model are read as probabilities.
     """
 
@@ -91,9 +92,9 @@ class CheckpointEnsemble(Members):
                 `@keras.saving.register_keras_serializable()` need not be here.
             max_bytes: How much room the run and its model may take. Defaults
                 to 4 GB (`4 * 2**30` bytes).
-            members: `"trusted"`, those whose training likelihood is near that
-                of the last one (all, in a run of `CBNNCallback.paper` or of a
-                baseline), or `"all"`.
+            members: `"trusted"`, those whose training error is near that of
+                the last one (all, in a run of `CBNNCallback.paper` or of a
+                baseline, and in what `save` has written), or `"all"`.
 
         Raises:
             RunError: If the directory is not a run, or something is wrong with
@@ -223,23 +224,29 @@ class CheckpointEnsemble(Members):
         num: int | None = None,
         *,
         validation_data: Any = None,
+        by: str = "likelihood",
         batch_size: int | None = None,
         verbose: int = 1,
     ) -> "CheckpointEnsemble":
-        """A smaller ensemble, which often predicts better and always faster.
+        """Other members, or other votes, which may predict better or faster.
 
         Args:
             num: At most so many members, at equal intervals, the final model
                 among them (section 3.2 of the paper).
-            validation_data: `(x, y)` or a dataset of batches: greedy forward
-                selection on accuracy from the final model on. Never less
-                accurate on these data than the final model alone. Use data
-                that training has not seen.
+            validation_data: `(x, y)` or a dataset of batches that training has
+                not seen, to choose by.
+            by: `"likelihood"`, the default: members gain votes, from the
+                present ones on, as long as that makes the labels more likely by
+                more than a standard error; also members of the run that were
+                not trusted. See `selection.by_likelihood`. `"accuracy"`: from
+                the final model on, members join as long as that makes it more
+                accurate, with the votes that they have. A thousand samples are
+                too few for that.
             batch_size: As in `predict`.
             verbose: 0 for no progress bar.
 
         Returns:
-            A new ensemble over the same run; votes stay what they are.
+            A new ensemble over the same run.
         """
         if (num is None) == (validation_data is None):
             raise ValueError(
@@ -247,20 +254,41 @@ class CheckpointEnsemble(Members):
                 f"num={num} and validation_data="
                 f"{'None' if validation_data is None else '...'}."
             )
+        if by not in ("likelihood", "accuracy"):
+            raise ValueError(
+                f"select(by={by!r}): by must be 'likelihood' or 'accuracy'."
+            )
         if num is not None:
             wanted = min(arguments.integer("select", "num", num), len(self))
             positions = selection.equally_spaced(len(self), wanted)
-        else:
-            name = "select(validation_data=...)"
-            inputs, labels = split_labels(
-                self.classifier, *as_pair(validation_data), name
-            )
-            outputs = np.stack(
-                list(self.member_probabilities(inputs, batch_size, verbose))
-            )
-            check_same_length(name, len(labels), outputs.shape[1])
+            return self.take(self._steps[position] for position in positions)
+        name = "select(validation_data=...)"
+        inputs, labels = split_labels(
+            self.classifier, *as_pair(validation_data), name
+        )
+        candidates = self._candidates() if by == "likelihood" else self
+        outputs = np.stack(
+            list(candidates.member_probabilities(inputs, batch_size, verbose))
+        )
+        check_same_length(name, len(labels), outputs.shape[1])
+        if by == "accuracy":
             positions = selection.greedy(outputs, self.votes, labels)
-        return self._with([self._steps[position] for position in positions])
+            return self.take(self._steps[position] for position in positions)
+        votes = selection.by_likelihood(outputs, candidates.votes, labels)
+        chosen = np.flatnonzero(votes)
+        steps = [candidates._steps[position] for position in chosen]
+        return self._with(steps, votes[chosen])
+
+    def _candidates(self) -> "CheckpointEnsemble":
+        """All members of the run, those of this ensemble with their votes.
+
+        Unless these were chosen by hand: then they are all there are.
+        """
+        if self._steps != self.run.voters:
+            return self
+        votes = dict(zip(self._steps, self.votes, strict=True))
+        steps = list(self.run.members)
+        return self._with(steps, [votes.get(step, 0.0) for step in steps])
 
     def as_model(
         self,

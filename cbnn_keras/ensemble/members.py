@@ -3,12 +3,13 @@
 import contextlib
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from cbnn_keras.data.labelled import check_same_length, empty
 from cbnn_keras.models import copying
@@ -33,6 +34,7 @@ class Members:
         steps: The steps of the members, in order. Defaults to those that the
             run trusts.
         cache_bytes: How much of them is kept in memory once it was read.
+        votes: Their votes. Defaults to those of the run.
         foreign: How the model was read from a file, if it was. None for a
             model that the user made.
 
@@ -41,7 +43,8 @@ class Members:
         model: The model that members are loaded into.
         foreign: As given: copies of the model are read in the same way.
         rounds: What each member's round left, in order of its step.
-        votes: lambda of each member as computed, shape `(num_members,)`.
+        votes: lambda of each member as computed, or what `select` has chosen
+            instead, shape `(num_members,)`.
         classifier: How outputs of the model are read as probabilities.
     """
 
@@ -52,6 +55,7 @@ class Members:
         steps: list[int] | None = None,
         cache_bytes: int = CACHE_BYTES,
         *,
+        votes: ArrayLike | None = None,
         foreign: Foreign | None = None,
     ) -> None:
         self._steps = run.voters if steps is None else steps
@@ -62,7 +66,9 @@ class Members:
         self._lender = _Lender(run, model, cache_bytes)
         self.classifier = run.header.classifier
         self.rounds = [run.round_at(step) for step in self._steps]
-        self.votes = np.array([record.vote for record in self.rounds])
+        if votes is None:
+            votes = [run.vote(step) for step in self._steps]
+        self.votes = np.array(votes)
 
     @property
     def members(self) -> list[Json]:
@@ -103,7 +109,28 @@ class Members:
                 f"The ensemble has no members of the steps {missing}; it has "
                 f"{self._steps}."
             )
-        return self._with(chosen)
+        kept = [self._steps.index(step) for step in chosen]
+        return self._with(chosen, self.votes[kept])
+
+    def with_votes(self, votes: Mapping[int, float]) -> Self:
+        """Members of the run with votes of your own, by their steps.
+
+        Raises:
+            ValueError: If a step is not that of a member of the run, or a vote
+                not positive and finite.
+        """
+        chosen = {int(step): float(votes[step]) for step in sorted(votes)}
+        missing = [step for step in chosen if step not in self.run.members]
+        if missing or not chosen:
+            raise ValueError(
+                f"The run has no members of the steps {missing}; it has "
+                f"{self.run.members}."
+            )
+        if not all(0 < vote < np.inf for vote in chosen.values()):
+            raise ValueError(
+                f"with_votes({chosen}): votes must be positive and finite."
+            )
+        return self._with(list(chosen), list(chosen.values()))
 
     def member_models(self) -> list[keras.Model]:
         """A copy of the model for each member, with its weights."""
@@ -127,7 +154,12 @@ class Members:
         )
         room = self._lender.cache_bytes
         return type(self)(
-            self.run, model, self._steps, room, foreign=self.foreign
+            self.run,
+            model,
+            self._steps,
+            room,
+            votes=self.votes,
+            foreign=self.foreign,
         )
 
     def faults_of_model(self) -> contextlib.AbstractContextManager[None]:
@@ -164,6 +196,12 @@ class Members:
                     self.run.correct(record.step),
                     load(record.step) if record.step in self._steps else None,
                 )
+            votes = [float(vote) for vote in self.votes]
+            if target.voters != self._steps or votes != [
+                target.vote(step) for step in self._steps
+            ]:
+                # Whoever loads it gets these members with these votes.
+                target.chosen_votes = votes
             target.finish()
 
     @contextlib.contextmanager
@@ -172,9 +210,11 @@ class Members:
         with self._lender.lent() as load, self.faults_of_model():
             yield load
 
-    def _with(self, steps: list[int]) -> Self:
+    def _with(self, steps: list[int], votes: ArrayLike) -> Self:
         """Other members of the run, which were perhaps read already."""
-        other = type(self)(self.run, self.model, steps, foreign=self.foreign)
+        other = type(self)(
+            self.run, self.model, steps, votes=votes, foreign=self.foreign
+        )
         other._lender = self._lender
         return other
 

@@ -19,6 +19,7 @@ from cbnn_keras.export.metadata import check_metadata
 from cbnn_keras.export.options import ServingOptions
 from cbnn_keras.export.runtimes import Runtime, open_artefact
 from cbnn_keras.support import arguments
+from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.support.faults import RunError, shortened
 from cbnn_keras.support.files import MAX_BYTES
@@ -96,7 +97,8 @@ def verify_artefact(
 
     Args:
         artefact: A SavedModel, an ONNX file or a model of a Triton repository.
-        ensemble: Has at least the members that are in the artefact.
+        ensemble: Of the run that was exported; which of its members are in the
+            artefact, and with which votes, the artefact says.
         preprocess: The layer or model that the export was given, if it was.
         inputs: The `keras.Input`s that the export was given, if it was.
         sample_data: Real inputs to compare with; see `ServingOptions`.
@@ -108,9 +110,8 @@ def verify_artefact(
 
     Raises:
         RunError: If the artefact is refused, is damaged, or was not written by
-            an export.
-        ValueError: If they do not match, or if the artefact is not of this
-            ensemble.
+            an export of this run.
+        ValueError: If they do not match.
     """
     path = pathlib.Path(artefact)
     room = arguments.integer("verify_artefact", "max_bytes", max_bytes)
@@ -130,9 +131,9 @@ def verify_artefact(
         tolerance=tolerance,
     )
     _check_fit(path, options, ensemble)
-    graph = ServingGraph(ensemble.take(metadata["members"]), options)
+    graph = ServingGraph(_exported(path, metadata, ensemble), options)
     if sorted(runtime.input_names) != sorted(graph.input_specs):
-        raise ValueError(
+        raise RunError(
             f"{path} takes {', '.join(runtime.input_names)}, but the run's "
             f"model takes {', '.join(graph.input_specs)}: it is not an export "
             "of this run."
@@ -140,6 +141,19 @@ def verify_artefact(
     parity = compare(runtime, graph, TOLERANCES[metadata["precision"]])
     Reporter(verbose).line(f"{path} matches: {parity}.")
     return parity
+
+
+def _exported(
+    path: pathlib.Path, metadata: Json, ensemble: CheckpointEnsemble
+) -> CheckpointEnsemble:
+    """The members of the run that are in an artefact, with its votes."""
+    votes = dict(zip(metadata["members"], metadata["votes"], strict=True))
+    try:
+        return ensemble.with_votes(votes)
+    except ValueError as error:
+        raise RunError(
+            f"{path} is not an export of this run: {shortened(error)}"
+        ) from error
 
 
 def _check_fit(

@@ -143,10 +143,21 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
                 f"it has no {file_name('members', step)} or no round for it "
                 "that gave a member"
             )
+    yield from _wrong_votes(manifest)
     state = manifest.state
     if state is not None:
         if min(state.step, state.epoch) < 0 or manifest.is_finished:
             yield "state of a finished run, or with a negative number"
+
+
+def _wrong_votes(manifest: Manifest) -> Iterator[str]:
+    votes = manifest.votes
+    if votes is None:
+        return
+    if len(votes) != len(manifest.members):
+        yield f"{len(votes)} votes for {len(manifest.members)} members"
+    if not all(0 < vote < math.inf for vote in votes):
+        yield "votes that are not positive and finite"
 
 
 def _wrong_counts(header: Header) -> Iterator[str]:

@@ -63,6 +63,7 @@ class RunDirectory(Run):
         self.members = list(manifest.members)
         self.state = manifest.state
         self.is_finished = manifest.is_finished
+        self.chosen_votes = manifest.votes
         self._files = RunFiles(path, manifest.files)
 
     @classmethod
@@ -298,6 +299,7 @@ class RunDirectory(Run):
             self.state,
             self.is_finished,
             self._files.listed,
+            self.chosen_votes,
         ).write(self.path)
 
     def _begin(

@@ -5,6 +5,7 @@ The dataclasses are the schema, and the only one: they are written to
 types of their fields. Their text is that of `manifest_json`, and whether they
 can be true is asked in `claims`.
 
+Format 4 differs from format 3 in the votes that an ensemble was saved with.
 Format 3 differs from format 2 in the checksum that the manifest has of itself.
 Format 2 differs from format 1 in the settings of methods that do not boost as
 CBNN does: format 1 had a `deviation_rate` and an `expected_error` for them too,
@@ -85,9 +86,7 @@ class Settings:
         wrong += [
             f"settings.{name}"
             for name, value in vars(policy).items()
-            if not (
-                _fits(value, float) or name == "trusted_ratio" and not value
-            )
+            if not (_fits(value, float) or name in _OPTIONAL and value is None)
         ]
         known = {*_COMMON_SETTINGS, *_POLICY_SETTINGS}
         own = {k: v for k, v in content.items() if k not in known}
@@ -111,10 +110,12 @@ _COMMON_SETTINGS = {
 _POLICY_SETTINGS = (
     "deviation_rate",
     "expected_error",
+    "trusted_margin",
     "trusted_ratio",
     "equal_votes",
     "updates_from_first",
 )
+_OPTIONAL = ("trusted_margin", "trusted_ratio")
 
 
 def _policy_from_json(content: Json) -> Policy:
@@ -124,7 +125,7 @@ def _policy_from_json(content: Json) -> Policy:
     if content.get("updates_from_first"):
         return BoostingFromFirst(rate)
     error: Any = content.get("expected_error")
-    return Boosting(rate, error, content.get("trusted_ratio"))
+    return Boosting(rate, error, *(content.get(name) for name in _OPTIONAL))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,6 +218,8 @@ class Manifest:
         members: The steps whose weights are kept.
         state: Where training would be resumed, or None.
         is_finished: Whether training is over.
+        votes: Those that the ensemble was saved with, one for each member, or
+            None for those of the rounds.
         files: Size and hash of every file, by its name in the directory.
     """
 
@@ -226,6 +229,7 @@ class Manifest:
     state: State | None
     is_finished: bool
     files: dict[str, Fingerprint]
+    votes: list[float] | None = None
 
     def write(self, directory: pathlib.Path) -> None:
         """Replaces the manifest of a directory, atomically."""

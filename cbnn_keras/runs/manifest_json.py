@@ -16,7 +16,7 @@ from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.faults import RunError, shortened
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 _FIRST_WITH_CHECKSUM = 3
 _CHECKSUM = "sha256"
 _LARGEST = 2**24  # bytes: some ten thousand rounds

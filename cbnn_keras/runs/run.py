@@ -29,6 +29,8 @@ class Run(abc.ABC):
         own_distribution: The first round's omega where it is the user's and
             not uniform, or None.
         is_finished: Whether training is over.
+        chosen_votes: The votes that an ensemble was saved with, one for each
+            member, or None for those of the rounds.
         is_on_disk: Whether members are read from files.
     """
 
@@ -36,6 +38,7 @@ class Run(abc.ABC):
     rounds: list[Round]
     members: list[int]
     is_finished: bool
+    chosen_votes: list[float] | None = None
     is_on_disk: ClassVar[bool]
 
     @property
@@ -58,16 +61,29 @@ class Run(abc.ABC):
     @property
     def voters(self) -> list[int]:
         """The steps of the members that vote unless all are asked for."""
-        rounds = [self.round_at(step) for step in self.members]
-        ratio = self.header.settings.policy.trusted_ratio
-        found = [record.negative_log_likelihood for record in rounds]
-        known = [value for value in found if value is not None]
-        if ratio is None or not rounds or len(known) < len(found):
-            return list(self.members)
-        is_trusted = boosting.trusted(known, ratio)
-        return [
-            s for s, yes in zip(self.members, is_trusted, strict=True) if yes
-        ]
+        steps, policy = self.members, self.header.settings.policy
+        if self.chosen_votes is not None or not steps:
+            return list(steps)
+        if policy.trusted_margin is not None:
+            errors = [self.training_error(step) for step in steps]
+            is_trusted = boosting.trusted(errors, policy.trusted_margin)
+        elif policy.trusted_ratio is not None:
+            found = [self.round_at(s).negative_log_likelihood for s in steps]
+            known = [0.0 if value is None else value for value in found]
+            is_trusted = boosting.trusted(known, ratio=policy.trusted_ratio)
+        else:
+            return list(steps)
+        return [s for s, yes in zip(steps, is_trusted, strict=True) if yes]
+
+    def vote(self, step: int) -> float:
+        """The vote of a member: as chosen, or lambda of its round."""
+        if self.chosen_votes is not None:
+            return self.chosen_votes[self.members.index(step)]
+        return self.round_at(step).vote
+
+    def training_error(self, step: int) -> float:
+        """What a checkpoint got wrong, by the first round's omega."""
+        return boosting.stage_error(self.first_distribution, self.correct(step))
 
     def records(self) -> list[Json]:
         """What each round left, as dicts of their own."""

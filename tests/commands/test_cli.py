@@ -400,8 +400,8 @@ def test_verify_finds_what_does_not_match(directory, capsys):
     assert "of 120 samples" in capsys.readouterr().out
     # With a run that has no such members at all.
     CheckpointEnsemble.load("runs/run").select(num=1).save("runs/short")
-    assert cli.main([*verify, "runs/short"]) == 1
-    assert "The ensemble has no members of the steps" in capsys.readouterr().err
+    assert cli.main([*verify, "runs/short"]) == 2
+    assert "The run has no members of the steps" in capsys.readouterr().err
 
 
 def test_a_missing_package_is_one_line(directory, capsys, monkeypatch):

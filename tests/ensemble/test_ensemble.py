@@ -21,9 +21,11 @@ from helpers import (
 from sklearn.metrics import accuracy_score, log_loss
 
 from cbnn_keras import CheckpointEnsemble
+from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.ensemble.voting import checked_priors
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.runs.directory import RunDirectory
+from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.runs.run import MemoryRun
 
 X, Y = blobs()
@@ -518,12 +520,14 @@ def test_selected_members_predict(ensemble, by_hand):
     )
 
 
-def test_selection_on_data_is_never_worse_than_the_final_model(ensemble):
+def test_selection_by_accuracy_is_never_worse_than_the_final_model(ensemble):
     final = ensemble.select(num=1)
     for seed in range(4):
         chosen = np.random.default_rng(seed).choice(60, 25)
         data = (OTHER_X[chosen], OTHER_Y[chosen])
-        selected = ensemble.select(validation_data=data, verbose=0)
+        selected = ensemble.select(
+            validation_data=data, by="accuracy", verbose=0
+        )
         assert steps(selected)[-1] == 24
         better, alone = (
             e.evaluate(*data, verbose=0)["accuracy"] for e in (selected, final)
@@ -545,10 +549,66 @@ def test_selection_leaves_out_what_does_harm():
         run._weights[step] = [np.array([[slope]]), np.array([bias])]
     x = np.array([[-1.0], [1.0], [2.0], [-2.0]])
     y = np.array([0, 1, 1, 0])
-    selected = ensemble.select(validation_data=(x, y), verbose=0)
+    options = {"by": "accuracy", "verbose": 0}
+    selected = ensemble.select(validation_data=(x, y), **options)
     assert steps(selected) == [12]
-    found = ensemble.select(validation_data=as_dataset(x, y, 3), verbose=0)
+    found = ensemble.select(validation_data=as_dataset(x, y, 3), **options)
     assert steps(found) == [12]
+
+
+def test_selection_by_likelihood_gives_votes_to_what_helps(tmp_path):
+    """The last of three members says the label, the others nothing of use."""
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(1, "sigmoid")]
+    )
+    changes = {"num_classes": 2, "is_binary": True}
+    ensemble = ensemble_of(model, [2.0, 2.0, 2.0], **changes)
+    run = ensemble.run
+    for step, (slope, bias) in zip(
+        run.members, [(0, -50), (0, 50), (50, 0)], strict=True
+    ):
+        run._weights[step] = [np.array([[slope]]), np.array([bias])]
+    x = np.array([[-1.0], [1.0], [2.0], [-2.0]])
+    y = np.array([0, 1, 1, 0])
+    selected = ensemble.select(validation_data=(x, y), verbose=0)
+    # 25 rounds of the mean vote, 2, for the third: (2 + 2 * 25 + 2) / 56.
+    assert selected.votes.tolist() == [2.0, 2.0, 52.0]
+    np.testing.assert_allclose(
+        selected.predict(x, verbose=0).ravel(),
+        [2 / 56, 54 / 56, 54 / 56, 2 / 56],
+        rtol=1e-6,
+    )
+    assert ensemble.votes.tolist() == [2.0, 2.0, 2.0]  # as before
+    # Parts of it, and copies on disk, have these votes too.
+    assert selected.take([4, 12]).votes.tolist() == [2.0, 52.0]
+    selected.save(tmp_path / "run")
+    loaded = CheckpointEnsemble.load(tmp_path / "run")
+    assert loaded.votes.tolist() == [2.0, 2.0, 52.0]
+
+
+def test_selection_by_likelihood_asks_members_that_were_not_trusted():
+    """The first gets no training sample right, and all of the others."""
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(1, "sigmoid")]
+    )
+    settings = Settings(Boosting(trusted_margin=0.0))
+    changes = {"num_classes": 2, "is_binary": True, "num_samples": 10}
+    run = MemoryRun(header(model, settings=settings, **changes))
+    for step, slope in ((4, 50.0), (8, 0.0)):
+        model.set_weights([np.array([[slope]]), np.array([0.0])])
+        run.add_round(round_at(step, 3.0), np.full(10, step == 8), model)
+    ensemble = CheckpointEnsemble(run, model)
+    assert steps(ensemble) == [8]
+    x = np.array([[-1.0], [1.0], [2.0], [-2.0]])
+    y = np.array([0, 1, 1, 0])
+    options = {"validation_data": (x, y), "verbose": 0}
+    # p(label) is 1 for one member and 1/2 for the other: every round helps.
+    selected = ensemble.select(**options)
+    assert steps(selected) == [4, 8]
+    assert selected.votes.tolist() == [75.0, 3.0]
+    # Members that were chosen by hand stay the only ones.
+    everyone = CheckpointEnsemble(run, model, run.members)
+    assert steps(everyone.take([4]).select(**options)) == [4]
 
 
 @pytest.mark.parametrize(
@@ -559,6 +619,10 @@ def test_selection_leaves_out_what_does_harm():
             {"num": 2, "validation_data": (X, Y)},
             r"received num=2 and validation_data=\.\.\.",
         ),
+        (
+            {"validation_data": (X, Y), "by": "luck"},
+            r"^select\(by='luck'\): by must be 'likelihood' or 'accuracy'",
+        ),
         ({"num": 0}, r"^select\(num=0\): num must be an integer of at least 1"),
         ({"num": 2.5}, r"^select\(num=2\.5\): num must be an integer"),
         ({"validation_data": X}, "^validation_data must be .* received ndarra"),
@@ -568,6 +632,34 @@ def test_selection_leaves_out_what_does_harm():
 def test_selection_that_cannot_be_made(ensemble, arguments, message):
     with pytest.raises(ValueError, match=message):
         ensemble.select(**arguments, verbose=0)
+
+
+# --- Votes by hand ---
+
+
+def test_votes_of_the_users_own(ensemble, by_hand):
+    _, parts = by_hand
+    chosen = ensemble.select(num=1).with_votes({12: 1, 4: 3.0})
+    assert steps(chosen) == [4, 12] and chosen.votes.tolist() == [3.0, 1.0]
+    np.testing.assert_allclose(
+        chosen.predict(X, verbose=0),
+        mean_by_hand([3.0, 1.0], [parts[0], parts[2]]),
+        rtol=1e-6,
+    )
+
+
+@pytest.mark.parametrize(
+    ("votes", "message"),
+    [
+        ({5: 1.0}, r"^The run has no members of the steps \[5\]; it has \[4, "),
+        ({}, r"^The run has no members of the steps \[\]"),
+        ({4: 0.0}, r"^with_votes\(\{4: 0.0\}\): votes must be positive and "),
+        ({4: np.inf}, "must be positive and finite"),
+    ],
+)
+def test_votes_that_cannot_be(ensemble, votes, message):
+    with pytest.raises(ValueError, match=message):
+        ensemble.with_votes(votes)
 
 
 # --- Members by their steps ---

@@ -133,3 +133,70 @@ def test_greedy_leaves_a_member_out_that_is_wrong_throughout():
         [np.full((5, 1), 0.8), np.full((5, 1), 0.95), sure]
     )
     assert selection.greedy(probabilities, np.ones(3), labels) == [1, 2]
+
+
+# --- Votes by likelihood ---
+
+
+def losses(probabilities, votes, labels):
+    """-log p(label) of each sample, by a loop."""
+    mean = sum(v * p for v, p in zip(votes, probabilities, strict=True))
+    mean = mean / sum(votes)
+    if mean.shape[1] == 1:
+        mean = np.hstack([1 - mean, mean])
+    return np.array(
+        [
+            -np.log(max(row[y], 1e-7))
+            for row, y in zip(mean, labels, strict=True)
+        ]
+    )
+
+
+@reproducible
+@given(ensembles())
+def test_votes_by_likelihood_are_those_of_a_loop(ensemble):
+    probabilities, votes, labels = ensemble
+    expected, one = list(votes), np.mean(votes)
+    for _ in range(4):
+        before = losses(probabilities, expected, labels)
+        others = [
+            [v + one * (i == j) for j, v in enumerate(expected)]
+            for i in range(len(votes))
+        ]
+        after = [losses(probabilities, other, labels) for other in others]
+        best = min(range(len(votes)), key=lambda i: after[i].mean())
+        gains = before - after[best]
+        if len(gains) < 2:
+            break
+        if gains.mean() <= gains.std(ddof=1) / len(gains) ** 0.5 + 1e-12:
+            break
+        expected = others[best]
+    else:
+        assert_allclose = np.testing.assert_allclose
+        found = selection.by_likelihood(probabilities, votes, labels, 4)
+        assert_allclose(found, expected)
+
+
+@reproducible
+@given(ensembles())
+def test_labels_are_never_less_likely_by_chosen_votes(ensemble):
+    probabilities, votes, labels = ensemble
+    found = selection.by_likelihood(*ensemble)
+    assert (found >= votes).all()  # nobody loses one
+    gained = (found - votes).sum() / np.mean(votes)
+    assert gained == pytest.approx(round(gained)) and round(gained) <= 25
+    before = losses(probabilities, votes, labels).mean()
+    assert losses(probabilities, found, labels).mean() <= before + 1e-12
+
+
+def test_what_held_out_data_cannot_tell_apart_stays():
+    """Better on ten samples and worse on nine, by the same amount."""
+    first = np.array([[0.6, 0.4]] * 19)
+    second = np.array([[0.7, 0.3]] * 10 + [[0.5, 0.5]] * 9)
+    members = np.stack([first, second])
+    votes, labels = np.array([1.0, 1.0]), np.zeros(19, int)
+    assert selection.by_likelihood(members, votes, labels).tolist() == [1, 1]
+    # Better on all of them: by how much hardly varies, so that it counts.
+    clear = np.stack([first, np.array([[0.7, 0.3]] * 19)])
+    found = selection.by_likelihood(clear, votes, labels)
+    assert found.tolist() == [1, 26]

@@ -110,5 +110,7 @@ def test_members_that_the_run_has_not(full_saved_model, ensemble, tmp_path):
     content = json.loads((path / METADATA).read_bytes())
     content["members"] = [7, 8, 9]
     (path / METADATA).write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"has no members of the steps \[7, 8"):
+    with pytest.raises(
+        ValueError, match=r"run has no members of the steps \[7, 8"
+    ):
         verify_artefact(path, ensemble)

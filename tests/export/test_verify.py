@@ -455,11 +455,22 @@ def test_tolerance_is_passed_on(ensemble, artefact):
         verify_artefact(artefact, ensemble, tolerance=1e-12)
 
 
-def test_members_that_the_ensemble_lacks(ensemble, artefact):
+def test_members_that_the_run_lacks(artefact):
+    short = memory_ensemble(dense_model(), [1.0, 2.0])
     with pytest.raises(
-        ValueError, match=r"no members of the steps \[3\]; .* has \[1, 2\]\.$"
+        RunError,
+        match=r"is not an export of this run: The run has no members of the "
+        r"steps \[3\]; it has \[1, 2\]\.$",
     ):
-        verify_artefact(artefact, ensemble.take([1, 2]))
+        verify_artefact(artefact, short)
+
+
+def test_artefact_with_votes_of_its_own(ensemble, tmp_path):
+    """Of members that were selected: the run alone does not know them."""
+    chosen = ensemble.with_votes({1: 5.0, 3: 0.1})
+    path = export_saved_model(chosen, tmp_path / "model")
+    found = verify_artefact(path.path, ensemble, verbose=0)
+    assert found.max_difference <= 1e-5
 
 
 def test_model_with_other_inputs(artefact):

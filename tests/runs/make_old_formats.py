@@ -1,4 +1,4 @@
-"""Makes `format_1/` or `format_2/` anew: runs as older versions wrote them.
+"""Makes `format_1/`, `format_2/` or `format_3/` anew: runs of older versions.
 
     python tests/runs/make_old_formats.py FORMAT [DIRECTORY]
 
@@ -16,6 +16,7 @@ import tempfile
 VERSIONS = {
     "1": ("3303cfd", "cbnn", "swa", "ssb-reconstruction"),
     "2": ("5a9e2eb", "cbnn"),
+    "3": ("50af58a", "cbnn", "cbnn-trusted"),
 }
 HERE = pathlib.Path(__file__).resolve().parent
 

@@ -1,4 +1,4 @@
-"""The training behind `format_1/` and `format_2/`, in any version.
+"""The training behind `format_1/` to `format_3/`, in any version.
 
     python training_of_old_formats.py DIRECTORY METHOD...
 
@@ -20,6 +20,10 @@ EPOCHS = 4
 METHODS = {
     "cbnn": lambda directory, **options: CBNNCallback(
         directory, num_checkpoints=3, deviation_rate=0.05, **options
+    ),
+    # What it leaves open is as it was in the version that began the run.
+    "cbnn-trusted": lambda directory, **options: CBNNCallback(
+        directory, num_checkpoints=3, members="trusted", **options
     ),
     "swa": lambda directory, **options: StochasticWeightAveraging(
         directory, num_checkpoints=3, first_part=0.25, **options
