@@ -9,6 +9,8 @@ import bisect
 import math
 from collections.abc import Sequence
 
+FIT_ERROR = 0.02  # up to which training error a training set counts as fit
+
 
 def checkpoint_interval(total_steps: int, num_checkpoints: int) -> int:
     """Iterations t between checkpoints so that there are at most so many.
@@ -160,6 +162,42 @@ def restart_steps(total_steps: int, num_cycles: int) -> list[int]:
             "cycles: train for longer, or restart less often."
         )
     return [total_steps * i // num_cycles for i in range(1, num_cycles + 1)]
+
+
+def affordable_restarts(
+    steps: Sequence[int],
+    errors: Sequence[float],
+    *,
+    fit_error: float = FIT_ERROR,
+    most: int = 6,
+) -> tuple[int | None, int]:
+    """When a run had fit its training set, and how many such runs it could be.
+
+    What is left of the budget after that is better spent on members that start
+    anew, as many as there is room for.
+
+    Args:
+        steps: The steps with a checkpoint, the last of them the end.
+        errors: The training error at each of them.
+        fit_error: Up to which training error a set counts as fit. Defaults
+            to 0.02.
+        most: How many restarts are advised at the most.
+
+    Returns:
+        The first step at which the training set was fit, or None, and the
+        number of cycles; 1 stands for a run without restarts.
+
+    Example:
+
+    >>> affordable_restarts([100, 200, 300, 400], [0.09, 0.01, 0.0, 0.0])
+    (200, 2)
+    >>> affordable_restarts([100, 200], [0.3, 0.1])
+    (None, 1)
+    """
+    for step, error in zip(steps, errors, strict=True):
+        if error <= fit_error:
+            return step, min(steps[-1] // step, most)
+    return None, 1
 
 
 def annealed_rate(step: int, ends: Sequence[int], highest: float) -> float:

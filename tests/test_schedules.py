@@ -7,6 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cbnn_keras.schedules import (
+    affordable_restarts,
     checkpoint_interval,
     checkpoint_steps,
     cycle_ends,
@@ -268,3 +269,17 @@ def test_last_steps(total_steps, num, spacing):
         if (total_steps - step) % spacing == 0
     ][-num:]
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("errors", "expected"),
+    [
+        ([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], (10, 6)),  # not 7
+        ([0.5, 0.02, 0.3, 0.0, 0.0, 0.0, 0.0], (20, 3)),  # 70 // 20
+        ([0.5, 0.5, 0.5, 0.01, 0.0, 0.0, 0.0], (40, 1)),
+        ([0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.021], (None, 1)),
+    ],
+)
+def test_restarts_that_a_run_could_afford(errors, expected):
+    steps = [10, 20, 30, 40, 50, 60, 70]
+    assert affordable_restarts(steps, errors) == expected

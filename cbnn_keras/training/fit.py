@@ -7,6 +7,7 @@ from typing import Any
 
 from cbnn_keras.models import keras_internals, replicas
 from cbnn_keras.models.classifier import averages_loss
+from cbnn_keras.runs.advice import restart_advice
 from cbnn_keras.runs.run import MethodState
 from cbnn_keras.support.aliases import Logs
 from cbnn_keras.support.console import Reporter
@@ -163,6 +164,9 @@ class Course:
             ).learning_rate = self.plan.compiled_rate
         self.rounds.run.finish()
         self._is_finished = True
+        advice = restart_advice(self.rounds.run)
+        if advice is not None:
+            self.reporter.line(f"{self.rounds.title}: {advice}")
 
 
 class Fit:

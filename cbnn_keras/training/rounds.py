@@ -32,6 +32,9 @@ class Rounds:
         reporter: What people are told by.
         log_prefix: What names in `fit`'s logs begin with.
         member_weights: What of the model becomes a member.
+
+    Attributes:
+        title: What is printed begins with it.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Rounds:
         self._scorer = Scorer(task.model, task.classifier)
         self._said: set[str] = set()
         self._has_bound = run.has_bound
-        self._title = run.header.method.upper()
+        self.title = run.header.method.upper()
         self._booster = run.replay()
         task.weights.assign(self._booster.distribution)
         if accuracy is not None and run.members:
@@ -196,7 +199,7 @@ class Rounds:
         else:
             text = f"{error} is no better than chance: not a member"
         self._reporter.line(
-            f"{self._title}: step {record.step}, epoch "
+            f"{self.title}: step {record.step}, epoch "
             f"{record.epoch + 1}: {text}",
             during_epoch=True,
         )
@@ -234,7 +237,7 @@ class Rounds:
     def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            self._reporter.line(f"{self._title}: {text}", during_epoch=True)
+            self._reporter.line(f"{self.title}: {text}", during_epoch=True)
 
 
 def _diverged(what: str, step: int, epoch: int, advice: str) -> ValueError:

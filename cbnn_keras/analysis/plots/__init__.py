@@ -12,6 +12,7 @@ from cbnn_keras.analysis.plots.boosting import (
     draw_bound,
     draw_class_weights,
     draw_rounds,
+    draw_training_errors,
     draw_weight_histogram,
 )
 from cbnn_keras.analysis.plots.maps import (
@@ -39,6 +40,7 @@ __all__ = [
     "draw_rounds",
     "draw_size_curve",
     "draw_time_to_accuracy",
+    "draw_training_errors",
     "draw_weight_histogram",
     "style",
 ]

@@ -11,6 +11,7 @@ from cbnn_keras.analysis.class_weights import ClassWeights
 from cbnn_keras.analysis.plots import palette
 from cbnn_keras.analysis.plots.palette import MAIN, OTHER
 from cbnn_keras.boosting import Floats
+from cbnn_keras.schedules import FIT_ERROR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,6 +110,33 @@ def _rounds_caption(
         elif votes[high] == votes[low]:
             text = f"All votes are the same ({votes[high]:.2f})."
     return text + (left if num_left else "")
+
+
+def draw_training_errors(
+    steps: Sequence[int], errors: Sequence[float], ax: "Axes"
+) -> str:
+    """Training error at each checkpoint, and where a set counts as fit.
+
+    Args:
+        steps: The steps with a checkpoint.
+        errors: The share of the training set that is wrong at each.
+        ax: Axes to draw on.
+
+    Returns:
+        The caption.
+    """
+    percents = 100 * np.asarray(errors)
+    palette.style(ax)
+    ax.plot(steps, percents, **MAIN.options)
+    ax.axhline(100 * FIT_ERROR, label="counts as fit", **palette.HINT)
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("step")
+    ax.set_ylabel("training error in %")
+    palette.add_legend(ax)
+    return (
+        f"The training error goes from {percents[0]:.1f}% at step "
+        f"{steps[0]:,} to {percents[-1]:.1f}% in the end."
+    )
 
 
 def draw_bound(rounds: Sequence[Mapping[str, Any]], ax: "Axes") -> str:

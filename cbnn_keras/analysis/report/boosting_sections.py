@@ -7,6 +7,7 @@ from cbnn_keras.analysis.findings import Findings
 from cbnn_keras.analysis.report import page
 from cbnn_keras.analysis.report.page import Part, Section, Table, missing
 from cbnn_keras.analysis.report.sample_sections import ClassNames
+from cbnn_keras.runs.advice import restart_advice
 from cbnn_keras.runs.manifest import Round
 
 
@@ -19,6 +20,33 @@ def rounds_section(found: Sequence[Findings]) -> Section:
         "product of the Zs bounds the exponential loss of the ensemble.",
         [_rounds_part(f) for f in found],
     )
+
+
+def budget_sections(found: Sequence[Findings]) -> list[Section]:
+    """One section, or none if it has nothing to say of any run."""
+    parts = [
+        _budget_part(f, advice)
+        for f in found
+        if (advice := restart_advice(f.run)) is not None
+    ]
+    section = Section(
+        "budget",
+        "Was the budget well spent?",
+        "What is left of a run after the model has fit its training set is "
+        "better spent on members that start anew (restarts=...): they differ "
+        "more than the checkpoints of one trajectory do.",
+        parts,
+    )
+    return [section] if parts else []
+
+
+def _budget_part(found: Findings, advice: str) -> Part:
+    steps = [record.step for record in found.run.rounds]
+    errors = [found.run.training_error(step) for step in steps]
+    drawing = page.plot(
+        lambda ax: plots.draw_training_errors(steps, errors, ax)
+    )
+    return Part(found.name, [advice], [drawing])
 
 
 def _rounds_part(found: Findings) -> Part:

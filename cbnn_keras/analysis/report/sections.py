@@ -10,6 +10,7 @@ import tensorflow as tf
 from cbnn_keras.analysis.findings import Findings
 from cbnn_keras.analysis.loss_plane import LossPlane
 from cbnn_keras.analysis.report.boosting_sections import (
+    budget_sections,
     rounds_section,
     weights_section,
 )
@@ -48,6 +49,7 @@ def make_sections(
     return [
         summary_section(found),
         rounds_section(found),
+        *budget_sections(found),
         growth_section(found),
         diversity_section(found),
         weights_section(found, names),
