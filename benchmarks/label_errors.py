@@ -56,7 +56,7 @@ def found_on_digits(seed: int, epochs: int) -> dict[str, float]:
     (x, y), _, _ = load_digits(seed)
     noisy, wrong = flip(y, 10, seed)
     keras.utils.set_random_seed(seed)
-    callback = CBNNCallback()
+    callback = CBNNCallback.paper()
     small_cnn().fit(
         callback.weighted(x, noisy, batch_size=64, augment=shift),
         epochs=epochs,

@@ -50,7 +50,9 @@ def main() -> None:
 
     def boosted() -> None:
         with tempfile.TemporaryDirectory() as directory:
-            cbnn = CBNNCallback(directory, num_checkpoints=NUM_CHECKPOINTS)
+            cbnn = CBNNCallback.paper(
+                directory, num_checkpoints=NUM_CHECKPOINTS
+            )
             train = cbnn.weighted(x, y, batch_size=100, seed=0)
             boosted_model.fit(
                 train,

@@ -67,7 +67,7 @@ def main() -> None:
         x, y = random_images(500)
         model = small_resnet()
         model.compile("adam", "sparse_categorical_crossentropy")
-        cbnn = CBNNCallback(run, num_checkpoints=6, expected_error=0.5)
+        cbnn = CBNNCallback.paper(run, num_checkpoints=6, expected_error=0.5)
         train = cbnn.weighted(x, y)
         model.fit(train, epochs=6, callbacks=[cbnn], verbose=0, shuffle=False)
         seconds = alternate(

@@ -129,7 +129,9 @@ def training(
 
     def boosted() -> None:
         with tempfile.TemporaryDirectory() as directory:
-            cbnn = CBNNCallback(directory, num_checkpoints=NUM_CHECKPOINTS)
+            cbnn = CBNNCallback.paper(
+                directory, num_checkpoints=NUM_CHECKPOINTS
+            )
             train = cbnn.weighted(x, y, batch_size=BATCH_SIZE, seed=0)
             boosted_model.fit(
                 train,

@@ -151,7 +151,7 @@ def trained(model: keras.Model, size: int) -> CheckpointEnsemble:
     """Six members, after little training: speed is what matters here."""
     x, y = random_images(256, size=size)
     model.compile("adam", "sparse_categorical_crossentropy")
-    cbnn = CBNNCallback(num_checkpoints=6, expected_error=0.5)
+    cbnn = CBNNCallback.paper(num_checkpoints=6, expected_error=0.5)
     train = cbnn.weighted(x, y)
     model.fit(train, epochs=6, callbacks=[cbnn], verbose=0, shuffle=False)
     ensemble = cbnn.ensemble()

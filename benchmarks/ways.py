@@ -96,7 +96,7 @@ def _ways(
     model: keras.Model, x: np.ndarray, y: np.ndarray, folder: pathlib.Path
 ) -> None:
     _count("a batch", lambda: next(iter(weighted(x, y, batch_size=20))))
-    cbnn = CBNNCallback(folder / "run", num_checkpoints=3)
+    cbnn = CBNNCallback.paper(folder / "run", num_checkpoints=3)
     train = cbnn.weighted(x, y, batch_size=20)
     counting = Counting(cbnn, step=8)
     model.fit(

@@ -45,7 +45,7 @@ METHODS: dict[str, Callable[..., Any]] = {
     "single": PlainCheckpoints,
     "no-cycle": PlainCheckpoints,
     "sse": SnapshotEnsemble,
-    "cbnn": CBNNCallback,
+    "cbnn": CBNNCallback.paper,
 }
 
 

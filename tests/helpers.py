@@ -16,6 +16,7 @@ from cbnn_keras.runs.run import MemoryRun
 SECTIONS = [
     "summary",
     "rounds",
+    "budget",
     "growth",
     "diversity",
     "weights",
@@ -62,10 +63,15 @@ def trained(
     sample_weight=None,
     **options,
 ):
-    """Trains, on `blobs` if not on `data`: `(callback, model, x, y)`."""
+    """Trains, on `blobs` if not on `data`: `(callback, model, x, y)`.
+
+    As the paper does, unless options are given that it does not have.
+    """
     x, y = data or blobs()
     model = model or dense_model()
-    callback = CBNNCallback(directory, **options)
+    is_paper = not options.keys() & {"average", "members", "largest_ratio"}
+    make = CBNNCallback.paper if is_paper else CBNNCallback
+    callback = make(directory, **options)
     train = callback.weighted(
         x, y, sample_weight=sample_weight, batch_size=batch_size, seed=1
     )

@@ -9,6 +9,7 @@ import numpy as np
 
 from cbnn_keras import boosting, schedules
 from cbnn_keras.boosting_policies import Boosting
+from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.support import arguments
 from cbnn_keras.training.checkpointing import CheckpointCallback
 from cbnn_keras.training.plan import (
@@ -19,19 +20,25 @@ from cbnn_keras.training.plan import (
 from cbnn_keras.training.restarts import NewStarts, Restarting
 from cbnn_keras.training.task import Task
 
+# What `benchmarks/accuracy.py` speaks for; docs/results.md has the evidence.
 # The horizon of an averaged member, as a share of its cycle or of the run.
 DEFAULT_HORIZON = 0.05
-# How much worse in training likelihood than the last member one may be to vote.
-_TRUSTED_RATIO = 1.25
-_DEFAULT_RATE = 0.01  # eta, the paper's
+# How far above the last member's a training error may be to be trusted.
+TRUSTED_MARGIN = 0.005
+# More harms where labels are wrong, and less hardly moves a weight.
+DEFAULT_RATIO = 1.1
+_PAPERS_RATE = 0.01  # eta
 
 
 class CBNNCallback(CheckpointCallback):
     """Turns one training run into an ensemble of boosted checkpoints.
 
     Every so many iterations the training set is scored, the checkpoint gets a
-    vote, the samples that it got wrong gain weight, and training goes on. The
-    model itself, its loss and its optimizer are left as they are, with one
+    vote, the samples that it got wrong gain weight, and training goes on. A
+    member is the average of the weights over the last steps before its
+    checkpoint, and those vote whose training error is near that of the last
+    one; `CBNNCallback.paper` is the method as it was published. The model
+    itself, its loss and its optimizer are left as they are, with one
     exception: under `tf.distribute.MirroredStrategy` the statistics that each
     device collects for itself, those of BatchNorm, are averaged over the
     devices at every checkpoint and after every epoch. Without that, the member
@@ -55,10 +62,13 @@ class CBNNCallback(CheckpointCallback):
             `num_checkpoints`.
         total_steps: T, needed only where `fit` cannot know its steps.
         deviation_rate: eta, how fast weights change; 0 leaves training as it
-            would be without. Defaults to 0.01, the paper's choice.
+            would be without, and the paper's choice is 0.01. Defaults to None:
+            as `largest_ratio` says.
         largest_ratio: R instead of eta: about how many times the weight of an
             easy sample a hard one can have in the end, if checkpoints are as
-            good as `expected_error` says.
+            good as `expected_error` says. Defaults to 1.1. More helps where
+            classes are of very different sizes, and harms where labels are
+            wrong.
         expected_error: Training error expected of the final model, below
             1 - 1/k: with eta it limits the number of checkpoints (the stop rule
             of the paper). Defaults to 0.05.
@@ -66,10 +76,11 @@ class CBNNCallback(CheckpointCallback):
             statistics of BatchNorm recomputed for it, and not the model at its
             checkpoint; or the horizon of the average as a share of the run (of
             a cycle, with `restarts`). Training is the same, bit for bit.
-            True stands for 0.05. Defaults to False, as in the paper.
-        members: Which members vote unless asked otherwise: `"all"`, the
-            default, as in the paper, or `"trusted"`, those whose training
-            likelihood is near that of the last one (see `boosting.trusted`).
+            True, the default, stands for 0.05.
+        members: Which members vote unless asked otherwise: `"all"`, as in the
+            paper and the default with `restarts`, or `"trusted"`, the default
+            without: those whose training error is at most half a point above
+            that of the last one (see `boosting.trusted`).
         restarts: K, from 2: the run becomes K cycles, and the model starts anew
             in each. For runs that are several times longer than the model
             needs to fit its training set; in shorter ones it does harm.
@@ -91,7 +102,8 @@ class CBNNCallback(CheckpointCallback):
             `(x, y)` or a dataset of single samples: only for a pipeline made
             with `attach_index`.
         resume: Resume the run in `directory` if there is one. The same
-            script then serves first start and restart.
+            script then serves first start and restart; what it does not say
+            is as it was when the run began.
         overwrite: Replace the run in `directory` if there is one.
 
     Raises:
@@ -126,8 +138,8 @@ class CBNNCallback(CheckpointCallback):
         deviation_rate: float | None = None,
         largest_ratio: float | None = None,
         expected_error: float = 0.05,
-        average: bool | float = False,
-        members: str = "all",
+        average: bool | float | None = None,
+        members: str | None = None,
         restarts: int | None = None,
         keep: float = 0.0,
         restart_from: str = "fresh",
@@ -157,13 +169,9 @@ class CBNNCallback(CheckpointCallback):
         )
         self.interval = self._optional_integer("interval", interval)
         self.largest_ratio = _checked_ratio(largest_ratio)
-        self.deviation_rate = arguments.number(
-            "CBNNCallback",
-            "deviation_rate",
-            _DEFAULT_RATE if deviation_rate is None else deviation_rate,
-            at_least=0,
-            allowed="a number of at least 0; the paper uses 0.01",
-        )
+        self.deviation_rate = _checked_deviation_rate(deviation_rate)
+        if largest_ratio is None and deviation_rate is None:
+            self.largest_ratio = DEFAULT_RATIO
         self.expected_error = arguments.number(
             "CBNNCallback",
             "expected_error",
@@ -173,9 +181,23 @@ class CBNNCallback(CheckpointCallback):
             allowed="a number between 0 and 1, below 1 - 1/k for k classes; "
             "the default is 0.05",
         )
-        self.horizon = _checked_horizon(average)
-        self.trusted_ratio = _trusted_ratio(members)
+        self.horizon = _checked_horizon(True if average is None else average)
         self.restarts = _checked_restarts(restarts)
+        if members is None:
+            self.trusted_margin = None if restarts else TRUSTED_MARGIN
+        else:
+            self.trusted_margin = _trusted_margin(members)
+        self.trusted_ratio: float | None = None  # of runs of format 3
+        # What a run that is resumed decides, because nobody else has.
+        self._open = {
+            name
+            for name, value in {
+                "rate": (deviation_rate, largest_ratio),
+                "average": (average,),
+                "members": (members,),
+            }.items()
+            if all(one is None for one in value)
+        }
         self.new_starts = NewStarts.checked(
             "CBNNCallback", keep, restart_from, head
         )
@@ -193,6 +215,7 @@ class CBNNCallback(CheckpointCallback):
         arguments of the class but `average`, `members`, `largest_ratio` and
         those of restarts.
         """
+        options.setdefault("deviation_rate", _PAPERS_RATE)
         return cls(directory, average=False, members="all", **options)
 
     def _check_task(self, task: Task) -> None:
@@ -205,15 +228,35 @@ class CBNNCallback(CheckpointCallback):
             )
         self._num_classes = num_classes
 
-    def _rate(self, num_checkpoints: int) -> float:
-        """eta, as given or from the largest ratio."""
-        if self.largest_ratio is None or self._num_classes is None:
-            return self.deviation_rate
-        return boosting.rate_of_ratio(
-            self.largest_ratio,
-            num_checkpoints,
+    def _adopt(self, settings: Settings) -> None:
+        policy = settings.policy
+        if "rate" in self._open:
+            self.deviation_rate = policy.deviation_rate
+            self.largest_ratio = None
+        if "average" in self._open:
+            self.horizon = settings.own.get("average")
+        if "members" in self._open:
+            self.trusted_margin = policy.trusted_margin
+        if "members" in self._open or self.trusted_margin is not None:
+            # "trusted" as it was meant when the run began.
+            self.trusted_ratio = policy.trusted_ratio
+        if self.trusted_ratio is not None:
+            self.trusted_margin = None
+
+    def _policy(self, num_checkpoints: int) -> Boosting:
+        rate = self.deviation_rate
+        if rate is None and self.largest_ratio and self._num_classes:
+            rate = boosting.rate_of_ratio(
+                self.largest_ratio,
+                num_checkpoints,
+                self.expected_error,
+                self._num_classes,
+            )
+        return Boosting(
+            _PAPERS_RATE if rate is None else rate,
             self.expected_error,
-            self._num_classes,
+            self.trusted_margin,
+            self.trusted_ratio,
         )
 
     def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
@@ -242,9 +285,7 @@ class CBNNCallback(CheckpointCallback):
             )
         return Plan(
             steps,
-            Boosting(
-                self._rate(len(steps)), self.expected_error, self.trusted_ratio
-            ),
+            self._policy(len(steps)),
             settings,
             rate,
             None if self.restarts is None else Restarting(self.new_starts),
@@ -295,12 +336,24 @@ def _checked_ratio(ratio: Any) -> float | None:
     )
 
 
-def _trusted_ratio(members: Any) -> float | None:
+def _checked_deviation_rate(rate: Any) -> float | None:
+    if rate is None:
+        return None
+    return arguments.number(
+        "CBNNCallback",
+        "deviation_rate",
+        rate,
+        at_least=0,
+        allowed="a number of at least 0; the paper uses 0.01",
+    )
+
+
+def _trusted_margin(members: Any) -> float | None:
     if members not in ("trusted", "all"):
         raise ValueError(
             f"CBNNCallback(members={members!r}): must be 'trusted' or 'all'."
         )
-    return _TRUSTED_RATIO if members == "trusted" else None
+    return TRUSTED_MARGIN if members == "trusted" else None
 
 
 def _checked_rate(learning_rate: Any) -> str | None:

@@ -28,6 +28,7 @@ from cbnn_keras.runs.directory import (
     check_available,
     holds_run,
 )
+from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.runs.run import Run
 from cbnn_keras.support import arguments
 from cbnn_keras.support.aliases import Json, Logs
@@ -92,6 +93,9 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
 
     def _check_task(self, task: Task) -> None:
         """Raises a `ValueError` if the method does not go with the task."""
+
+    def _adopt(self, settings: Settings) -> None:
+        """Takes what the user left open from a run that is resumed."""
 
     # What a user calls.
 
@@ -290,6 +294,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
             # With `resume`, it is this very run.
             replaces_begun=self.resume,
             make_plan=self._make_plan,
+            adopt=self._adopt,
         )
 
     def _hold(self, weights: SampleWeights) -> None:

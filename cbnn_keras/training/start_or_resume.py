@@ -33,6 +33,8 @@ class Beginning:
         replaces: Whether a run that is in the directory is replaced.
         replaces_begun: Whether one that was killed in its first epoch is.
         make_plan: The method's plan, from T and the steps of an epoch.
+        adopt: Lets the method take from the settings of a run that is resumed
+            what the user left open.
     """
 
     owner: str
@@ -43,6 +45,7 @@ class Beginning:
     replaces: bool
     replaces_begun: bool
     make_plan: Callable[[int, int | None], Plan]
+    adopt: Callable[[Settings], None]
 
     @property
     def _title(self) -> str:
@@ -86,6 +89,7 @@ class Beginning:
             ValueError: If it is another run, or damaged, or in use.
         """
         settings = RunDirectory.open(directory).header.settings
+        self.adopt(settings)
         if not fit.task.weights.has_own_seed and settings.seed is not None:
             fit.task.weights.set_seed(settings.seed)
         plan, header = self._describe(fit, settings.first_epoch or 0)

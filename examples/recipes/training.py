@@ -281,7 +281,7 @@ def _callback(
         "horizontal": HorizontalVoting,
         "sse": SnapshotEnsemble,
         "fge": FastGeometricEnsemble,
-        "cbnn": CBNNCallback,
+        "cbnn": CBNNCallback.paper,
     }
     return kinds[method](directory, num_checkpoints=num, **options)
 

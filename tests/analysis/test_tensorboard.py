@@ -105,7 +105,7 @@ def logged(tmp_path_factory):
     Images are drawn in known colours, to find them in the file again.
     """
     keras.utils.set_random_seed(0)
-    cbnn = CBNNCallback(
+    cbnn = CBNNCallback.paper(
         interval=5, deviation_rate=0.1, validation_data=blobs(seed=0)
     )
     log_dir = tmp_path_factory.mktemp("tensorboard") / "not there" / "logs"
@@ -217,7 +217,7 @@ def stop_after(epoch):
 
 def test_stopped_early(tmp_path):
     """A round that becomes final has a new record, and is written once."""
-    cbnn = CBNNCallback(interval=6)
+    cbnn = CBNNCallback.paper(interval=6)
     fit(cbnn, tmp_path, stop_after(2))
     assert [record["step"] for record in cbnn.history] == [6, 12]
     assert cbnn.history[-1]["is_final"]
@@ -229,7 +229,7 @@ def test_a_checkpoint_that_was_turned_down_and_is_the_final_model(tmp_path):
     """Two values at one step, of which the later is that of the history."""
     model = dense_model(optimizer=keras.optimizers.SGD(0.0))
     model.layers[-1].kernel.assign(np.zeros((8, 3)))  # always the first class
-    cbnn = CBNNCallback(interval=6)
+    cbnn = CBNNCallback.paper(interval=6)
     fit(cbnn, tmp_path, stop_after(1), model=model)
     assert [r["step"] for r in cbnn.history] == [6]
     events = Events(tmp_path)
@@ -244,7 +244,7 @@ def test_a_checkpoint_that_was_turned_down_and_is_the_final_model(tmp_path):
 
 def test_a_second_fit_with_the_same_logger(tmp_path):
     """It is a new run, and written whole, whatever its directory holds."""
-    cbnn = CBNNCallback(interval=5)
+    cbnn = CBNNCallback.paper(interval=5)
     x, y = blobs()
     train = cbnn.weighted(x, y, batch_size=20, seed=1)
     logger = TensorBoardLogger(cbnn, tmp_path / "first")
@@ -274,7 +274,7 @@ def stop_at(step):
 def resumable(tmp_path, *others, log_dir="logs"):
     keras.backend.clear_session(free_memory=False)  # as in a new process
     keras.utils.set_random_seed(0)
-    cbnn = CBNNCallback(
+    cbnn = CBNNCallback.paper(
         tmp_path / "run",
         interval=4,
         resume=True,
@@ -345,7 +345,7 @@ def test_under_a_strategy(tmp_path):
         ["CPU:0", "CPU:1"], tf.distribute.ReductionToOneDevice()
     )
     with strategy.scope():
-        cbnn = CBNNCallback(interval=5, deviation_rate=0.1)
+        cbnn = CBNNCallback.paper(interval=5, deviation_rate=0.1)
         fit(cbnn, tmp_path, epochs=2)
     events = Events(tmp_path)
     assert_logged(events, cbnn)
@@ -365,7 +365,7 @@ def test_another_callback_or_directory(callback):
     ):
         TensorBoardLogger(callback, "logs")
     with pytest.raises(ValueError, match="log_dir=3.: log_dir must be a dir"):
-        TensorBoardLogger(CBNNCallback(), 3)
+        TensorBoardLogger(CBNNCallback.paper(), 3)
 
 
 @pytest.mark.parametrize("package", ["tensorboard", "matplotlib"])
@@ -375,12 +375,12 @@ def test_a_missing_package(monkeypatch, package):
         ImportError,
         match=rf'{package}: pip install "cbnn-keras\[tensorboard\]"',
     ):
-        TensorBoardLogger(CBNNCallback(), "logs")
+        TensorBoardLogger(CBNNCallback.paper(), "logs")
 
 
 def test_the_callback_is_not_in_fit(tmp_path):
     cbnn, model, x, y = trained(epochs=1)
-    for callback in (cbnn, CBNNCallback()):  # used before, and never
+    for callback in (cbnn, CBNNCallback.paper()):  # used before, and never
         logger = TensorBoardLogger(callback, tmp_path / "logs")
         with pytest.raises(
             ValueError, match=r"its CBNNCallback is not among.*List both"
@@ -391,7 +391,7 @@ def test_the_callback_is_not_in_fit(tmp_path):
 
 def test_listed_before_the_callback(tmp_path):
     x, y = blobs()
-    cbnn = CBNNCallback(interval=5, validation_data=(x, y))
+    cbnn = CBNNCallback.paper(interval=5, validation_data=(x, y))
     train = cbnn.weighted(x, y, batch_size=20)
     logger = TensorBoardLogger(cbnn, tmp_path)
     with pytest.warns(
@@ -406,7 +406,7 @@ def test_listed_before_the_callback(tmp_path):
 
 def test_a_directory_that_cannot_be_is_refused_when_fit_begins(tmp_path):
     (tmp_path / "file").write_text("")
-    callback = CBNNCallback()
+    callback = CBNNCallback.paper()
     with pytest.raises(
         ValueError,
         match=r"TensorBoardLogger\(log_dir='.*logs'\) cannot be written to: ",

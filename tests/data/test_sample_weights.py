@@ -429,7 +429,7 @@ def test_an_index_is_live_as_long_as_what_it_is_made_into():
 
 
 def test_an_owner_holds_its_pipeline_while_it_lives():
-    owner = CBNNCallback()
+    owner = CBNNCallback.paper()
     train = owner.weighted(*numbered("arrays"), batch_size=4)
     [weights] = live_sample_weights(owner)
     assert weights.owner is owner
@@ -442,7 +442,7 @@ def test_an_owner_holds_its_pipeline_while_it_lives():
 
 
 def test_a_callback_that_trained_releases_its_pipeline_too():
-    owner = CBNNCallback(num_checkpoints=1)
+    owner = CBNNCallback.paper(num_checkpoints=1)
     train = owner.weighted(*blobs(), batch_size=20)
     [weights] = live_sample_weights(owner)
     model = dense_model()

@@ -402,7 +402,7 @@ def numbered_pictures(num):
 @pytest.mark.parametrize("method", ["mixup", "cutmix"])
 def test_weights_are_blended_as_labels_are(tmp_path, method):
     x, y, weights = numbered_pictures(20)
-    cbnn = CBNNCallback(tmp_path, score_data=(x, y))
+    cbnn = CBNNCallback.paper(tmp_path, score_data=(x, y))
     # The last batch has four samples.
     train = blended(
         *(cbnn, x, y), num_classes=20, batch_size=8, method=method, seed=1
@@ -429,7 +429,7 @@ def test_weights_are_blended_as_labels_are(tmp_path, method):
 
 def test_blended_weights_are_looked_up_after_the_last_prefetch(tmp_path):
     x, y, _ = numbered_pictures(40)
-    cbnn = CBNNCallback(tmp_path, score_data=(x, y))
+    cbnn = CBNNCallback.paper(tmp_path, score_data=(x, y))
     train = blended(cbnn, x, y, num_classes=40, batch_size=8)
     for number, (_, _, weight) in enumerate(train):
         np.testing.assert_allclose(weight, np.full(8, 1.0 + number), rtol=1e-5)
@@ -438,7 +438,7 @@ def test_blended_weights_are_looked_up_after_the_last_prefetch(tmp_path):
 
 def test_blended_images_are_augmented_anew_every_pass(tmp_path):
     x, y, _ = numbered_pictures(20)
-    cbnn = CBNNCallback(tmp_path, score_data=(x, y))
+    cbnn = CBNNCallback.paper(tmp_path, score_data=(x, y))
     train = blended(
         *(cbnn, x, y),
         num_classes=20,
@@ -465,7 +465,9 @@ def test_model_trains_on_blended_images(tmp_path, method):
     model.compile("sgd", "categorical_crossentropy")
     labels = y % 3
     score_data = x.astype("float32"), keras.utils.to_categorical(labels, 3)
-    cbnn = CBNNCallback(tmp_path, num_checkpoints=2, score_data=score_data)
+    cbnn = CBNNCallback.paper(
+        tmp_path, num_checkpoints=2, score_data=score_data
+    )
     train = blended(
         *(cbnn, x, labels), num_classes=3, batch_size=8, method=method
     )
@@ -486,7 +488,7 @@ def test_rand_augment_keeps_type_and_shape_in_a_weighted_pipeline():
 
 def test_unknown_method_is_refused(tmp_path):
     x, y, _ = numbered_pictures(4)
-    cbnn = CBNNCallback(tmp_path, score_data=(x, y))
+    cbnn = CBNNCallback.paper(tmp_path, score_data=(x, y))
     message = r"method='mix'.*no such method.*\['cutmix', 'mixup'\]"
     with pytest.raises(ValueError, match=message):
         blended(cbnn, x, y, num_classes=4, batch_size=2, method="mix")

@@ -73,7 +73,7 @@ class Digits:
     def __init__(self, directory):
         keras.utils.set_random_seed(0)
         (x, y), _, (self.x, self.y) = demo.load_digits(seed=0)
-        callback = CBNNCallback(num_checkpoints=3)
+        callback = CBNNCallback.paper(num_checkpoints=3)
         train = callback.weighted(x, y, batch_size=32, seed=1)
         model = digits_cnn()
         self.num_parameters = model.count_params()

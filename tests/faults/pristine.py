@@ -44,7 +44,7 @@ def train(directory: pathlib.Path, *more, **options) -> None:
         keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy"
     )
     x, y = data()
-    callback = CBNNCallback(directory, num_checkpoints=3, **options)
+    callback = CBNNCallback.paper(directory, num_checkpoints=3, **options)
     weights = np.where(np.arange(len(y)) % 2, 1.5, 0.5)  # so that `base.npy` is
     train = callback.weighted(
         x, y, sample_weight=weights, batch_size=BATCH_SIZE, seed=1

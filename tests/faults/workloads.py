@@ -58,7 +58,7 @@ def train(directory, resume=True):
     check(directory)
     keras.utils.set_random_seed(3)
     x, y = data()
-    cbnn = CBNNCallback(directory, interval=2, resume=resume)
+    cbnn = CBNNCallback.paper(directory, interval=2, resume=resume)
     batches = cbnn.weighted(x, y, batch_size=20, seed=1)
     callbacks = [cbnn, Say()]
     model().fit(batches, epochs=EPOCHS, callbacks=callbacks, verbose=0)

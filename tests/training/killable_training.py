@@ -101,7 +101,7 @@ def main(directory, epochs, fatal_save=None):
     x, y = data()
     with scope():
         network = model()
-        cbnn = CBNNCallback(directory, num_checkpoints=7, resume=True)
+        cbnn = CBNNCallback.paper(directory, num_checkpoints=7, resume=True)
         train = cbnn.weighted(x, y, batch_size=16, augment=jitter)
         tell = keras.callbacks.LambdaCallback(
             on_epoch_begin=lambda epoch, logs: print("epoch", epoch, flush=True)

@@ -75,7 +75,7 @@ def test_without_deviation_training_is_bit_identical_to_plain_keras():
         lambda x, y, weight: (x, y)
     )
     log = plain.fit(unweighted, epochs=4, verbose=0).history
-    cbnn = CBNNCallback(deviation_rate=0, validation_data=(x, y))
+    cbnn = CBNNCallback.paper(deviation_rate=0, validation_data=(x, y))
     train = cbnn.weighted(x, y, batch_size=16, seed=7)
     boosted_log = boosted.fit(train, epochs=4, callbacks=[cbnn], verbose=0)
 
@@ -139,7 +139,7 @@ def test_final_model_is_the_last_member():
 def test_logs_have_every_key_from_the_first_epoch_on(tmp_path):
     x, y = blobs()
     model = dense_model()
-    cbnn = CBNNCallback(interval=12, validation_data=(x, y))
+    cbnn = CBNNCallback.paper(interval=12, validation_data=(x, y))
     log = tmp_path / "log.csv"
     history = model.fit(
         cbnn.weighted(x, y, batch_size=20),
@@ -164,7 +164,7 @@ def test_val_ensemble_accuracy_is_that_of_members_and_current_model():
     x, y = blobs()
     x_val, y_val = blobs(seed=5)
     model = dense_model()
-    cbnn = CBNNCallback(interval=12, validation_data=(x_val, y_val))
+    cbnn = CBNNCallback.paper(interval=12, validation_data=(x_val, y_val))
     current = []
 
     class Record(keras.callbacks.Callback):
@@ -199,7 +199,7 @@ def test_validation_predictions_are_computed_once_a_member(monkeypatch):
     monkeypatch.setattr(
         model, "predict", lambda *a, **k: calls.append(1) or predict(*a, **k)
     )
-    cbnn = CBNNCallback(interval=12, validation_data=(x, y))
+    cbnn = CBNNCallback.paper(interval=12, validation_data=(x, y))
     model.fit(
         cbnn.weighted(x, y, batch_size=20),
         epochs=4,
@@ -216,7 +216,7 @@ def test_early_stopping_on_the_ensemble_ends_with_the_last_model(tmp_path):
     trained_before.fit(x, y, epochs=5, verbose=0)
     model = dense_model(optimizer=keras.optimizers.SGD(0.0))  # never improves
     model.set_weights(trained_before.get_weights())
-    cbnn = CBNNCallback(
+    cbnn = CBNNCallback.paper(
         tmp_path / "run", num_checkpoints=2, validation_data=(x, y)
     )
     stop = keras.callbacks.EarlyStopping(
@@ -252,7 +252,7 @@ class StopTraining(keras.callbacks.Callback):
 def test_stop_training_in_the_middle_of_an_epoch(first):
     x, y = blobs()
     model = dense_model()
-    cbnn = CBNNCallback(interval=6)
+    cbnn = CBNNCallback.paper(interval=6)
     others = [cbnn, StopTraining(9)]
     log = model.fit(
         cbnn.weighted(x, y, batch_size=20),
@@ -268,7 +268,7 @@ def test_stop_training_in_the_middle_of_an_epoch(first):
 def test_stop_at_a_checkpoint_makes_it_the_final_model():
     """No second copy of it, and its update of the weights is undone."""
     x, y = blobs()
-    cbnn = CBNNCallback(interval=6, deviation_rate=0.05)
+    cbnn = CBNNCallback.paper(interval=6, deviation_rate=0.05)
     weights = []
 
     class Record(keras.callbacks.Callback):
@@ -291,7 +291,7 @@ def test_stop_at_a_checkpoint_makes_it_the_final_model():
 def test_members_saved_before_an_interruption_load(tmp_path, error):
     x, y = blobs()
     model = dense_model()
-    cbnn = CBNNCallback(tmp_path / "run", interval=4)
+    cbnn = CBNNCallback.paper(tmp_path / "run", interval=4)
     with pytest.raises(error):
         model.fit(
             cbnn.weighted(x, y, batch_size=20),
@@ -307,7 +307,7 @@ def test_members_saved_before_an_interruption_load(tmp_path, error):
 
 def test_no_member_before_the_interruption_is_said():
     x, y = blobs()
-    cbnn = CBNNCallback()
+    cbnn = CBNNCallback.paper()
     with pytest.raises(Stop):
         dense_model().fit(
             cbnn.weighted(x, y, batch_size=20),
@@ -321,7 +321,7 @@ def test_no_member_before_the_interruption_is_said():
 
 def test_one_instance_serves_several_fits():
     x, y = blobs()
-    cbnn = CBNNCallback(num_checkpoints=2)
+    cbnn = CBNNCallback.paper(num_checkpoints=2)
     train = cbnn.weighted(x, y, batch_size=20, seed=3)
     votes, weights = [], []
     for _ in range(2):
@@ -337,7 +337,7 @@ def test_one_instance_serves_several_fits():
 def test_shortest_script():
     x, y = blobs()
     model = dense_model()
-    cbnn = CBNNCallback()
+    cbnn = CBNNCallback.paper()
     model.fit(cbnn.weighted(x, y), epochs=3, callbacks=[cbnn], verbose=0)
     assert set(cbnn.ensemble().evaluate(x, y)) == {
         "accuracy",
@@ -348,7 +348,11 @@ def test_shortest_script():
 def test_one_line_form_twice_with_new_callbacks_and_with_the_same():
     x, y = blobs()
     model = dense_model()
-    for callback in (first := CBNNCallback(), CBNNCallback(), first):
+    for callback in (
+        first := CBNNCallback.paper(),
+        CBNNCallback.paper(),
+        first,
+    ):
         model.fit(
             weighted(x, y, batch_size=64),
             epochs=3,
@@ -361,10 +365,10 @@ def test_one_line_form_twice_with_new_callbacks_and_with_the_same():
 def test_fit_of_a_pipeline_whose_callback_is_gone():
     x, y = blobs()
     model = dense_model()
-    cbnn = CBNNCallback()
+    cbnn = CBNNCallback.paper()
     train = cbnn.weighted(x, y)
     del cbnn
-    cbnn = CBNNCallback()
+    cbnn = CBNNCallback.paper()
     model.fit(train, epochs=2, callbacks=[cbnn], verbose=0)
     assert cbnn.history
 
@@ -375,7 +379,7 @@ def test_no_better_than_chance_is_no_member_and_changes_no_weight():
     # A model that always says class 0 is wrong on half of the samples.
     model.layers[-1].kernel.assign(np.zeros((8, 2)))
     model.layers[-1].bias.assign([1e4, -1e4])
-    cbnn = CBNNCallback(interval=1, expected_error=0.4)
+    cbnn = CBNNCallback.paper(interval=1, expected_error=0.4)
     with pytest.warns(UserWarning, match="step 1 .*no better than chance"):
         model.fit(
             cbnn.weighted(x, y, batch_size=120),
@@ -398,7 +402,7 @@ def test_chance_level_model_stopped_early_is_still_a_member():
     model = dense_model(num_classes=2, optimizer=keras.optimizers.SGD(0.0))
     model.layers[-1].kernel.assign(np.zeros((8, 2)))
     model.layers[-1].bias.assign([1.0, -1.0])
-    cbnn = CBNNCallback(interval=6)
+    cbnn = CBNNCallback.paper(interval=6)
     with pytest.warns(UserWarning, match="no better than chance"):
         model.fit(
             cbnn.weighted(x, y, batch_size=20),
@@ -413,7 +417,7 @@ def test_chance_level_model_stopped_early_is_still_a_member():
 def test_stop_rule_ends_checkpoints_but_not_training(capsys):
     x, y = blobs()
     model = dense_model(optimizer=keras.optimizers.Adam(0.05))
-    cbnn = CBNNCallback(interval=6, deviation_rate=0.08)
+    cbnn = CBNNCallback.paper(interval=6, deviation_rate=0.08)
     model.fit(
         cbnn.weighted(x, y, batch_size=20),
         epochs=10,
@@ -434,7 +438,9 @@ def test_stop_rule_ends_checkpoints_but_not_training(capsys):
 def test_votes_beyond_the_budget_are_recorded_and_said_once(capsys):
     x, y = blobs()
     model = dense_model(optimizer=keras.optimizers.Adam(0.05))
-    cbnn = CBNNCallback(interval=6, deviation_rate=0.2, expected_error=0.6)
+    cbnn = CBNNCallback.paper(
+        interval=6, deviation_rate=0.2, expected_error=0.6
+    )
     model.fit(
         cbnn.weighted(x, y, batch_size=20),
         epochs=6,
@@ -451,7 +457,7 @@ def test_votes_beyond_the_budget_are_recorded_and_said_once(capsys):
 def test_verbose_of_fit_is_obeyed(capsys):
     x, y = blobs()
     for verbose in (0, 2):
-        cbnn = CBNNCallback(num_checkpoints=2)
+        cbnn = CBNNCallback.paper(num_checkpoints=2)
         dense_model().fit(
             cbnn.weighted(x, y),
             epochs=2,
@@ -471,7 +477,7 @@ def test_verbose_of_fit_is_obeyed(capsys):
 def test_base_sample_weight_is_the_starting_distribution():
     x, y = blobs()
     base = np.linspace(0, 3, len(y))
-    cbnn = CBNNCallback(num_checkpoints=1)
+    cbnn = CBNNCallback.paper(num_checkpoints=1)
     model = dense_model()
     train = cbnn.weighted(x, y, sample_weight=base)
     model.fit(train, epochs=2, callbacks=[cbnn], verbose=0)
@@ -482,7 +488,7 @@ def test_base_sample_weight_is_the_starting_distribution():
 
 def test_initial_epoch_counts_only_what_is_trained():
     x, y = blobs()
-    cbnn = CBNNCallback(num_checkpoints=2)
+    cbnn = CBNNCallback.paper(num_checkpoints=2)
     dense_model().fit(
         cbnn.weighted(x, y, batch_size=20),
         epochs=5,
@@ -504,7 +510,9 @@ def own_pipeline(cbnn, dataset, batch_size=20):
 
 def test_pipeline_of_the_users_own():
     x, y = blobs()
-    cbnn = CBNNCallback(score_data=(x, y), deviation_rate=0.05, interval=6)
+    cbnn = CBNNCallback.paper(
+        score_data=(x, y), deviation_rate=0.05, interval=6
+    )
     train = own_pipeline(cbnn, tf.data.Dataset.from_tensor_slices((x, y)))
     dense_model().fit(train, epochs=4, callbacks=[cbnn], verbose=0)
     assert [r["step"] for r in cbnn.history] == [6, 12, 18, 24]
@@ -514,7 +522,7 @@ def test_pipeline_of_the_users_own():
 def test_mixup_as_documented_blends_labels_and_weights_alike():
     x, y = blobs()
     y = np.eye(3, dtype="float32")[y]
-    cbnn = CBNNCallback(score_data=(x, y), deviation_rate=0.03)
+    cbnn = CBNNCallback.paper(score_data=(x, y), deviation_rate=0.03)
 
     def mix(index, x, y):
         share = tf.random.uniform([])
@@ -548,7 +556,7 @@ def test_unknown_number_of_steps_needs_total_steps():
         unknown = tf.data.experimental.UNKNOWN_CARDINALITY
         return train.apply(tf.data.experimental.assert_cardinality(unknown))
 
-    cbnn = CBNNCallback(score_data=(x, y))
+    cbnn = CBNNCallback.paper(score_data=(x, y))
     train = endless(cbnn).filter(lambda *_: True)
     with pytest.raises(ValueError, match="how many steps.*total_steps"):
         dense_model().fit(train, epochs=2, callbacks=[cbnn], verbose=0)
@@ -556,7 +564,7 @@ def test_unknown_number_of_steps_needs_total_steps():
 
 def test_caching_the_pipeline_is_refused_because_it_freezes_the_weights():
     x, y = blobs()
-    cbnn = CBNNCallback()
+    cbnn = CBNNCallback.paper()
     train = cbnn.weighted(x, y).cache()
     with pytest.raises(ValueError, match=r"frozen. Remove `.cache\(\)`"):
         dense_model().fit(train, epochs=3, callbacks=[cbnn], verbose=0)
@@ -564,7 +572,7 @@ def test_caching_the_pipeline_is_refused_because_it_freezes_the_weights():
 
 def test_a_repeated_pipeline_with_steps_per_epoch():
     x, y = blobs()
-    cbnn = CBNNCallback(num_checkpoints=3)
+    cbnn = CBNNCallback.paper(num_checkpoints=3)
     train = cbnn.weighted(x, y, batch_size=20).repeat()  # 6 batches a pass
     dense_model().fit(
         train, epochs=3, steps_per_epoch=4, callbacks=[cbnn], verbose=0
@@ -581,7 +589,7 @@ def test_a_model_of_fixed_batch_size():
         ]
     )
     model.compile(keras.optimizers.Adam(0.1), "sparse_categorical_crossentropy")
-    cbnn = CBNNCallback(num_checkpoints=2)
+    cbnn = CBNNCallback.paper(num_checkpoints=2)
     train = cbnn.weighted(x, y, batch_size=20)
     model.fit(train, epochs=4, callbacks=[cbnn], verbose=0)
     ensemble = cbnn.ensemble()
@@ -614,12 +622,12 @@ class Poison(keras.callbacks.Callback):
 def test_a_poisoned_state_is_not_kept(tmp_path):
     """Or no restart could ever get rid of it."""
     x, y = blobs()
-    cbnn = CBNNCallback(tmp_path / "run", num_checkpoints=2)
+    cbnn = CBNNCallback.paper(tmp_path / "run", num_checkpoints=2)
     train = cbnn.weighted(x, y, batch_size=20, seed=1)  # 6 steps an epoch
     model = dense_model()
     with pytest.raises(ValueError, match="not finite.*step 24, epoch 4"):
         model.fit(train, epochs=6, callbacks=[cbnn, Poison(20)], verbose=0)
-    again = CBNNCallback(tmp_path / "run", num_checkpoints=2, resume=True)
+    again = CBNNCallback.paper(tmp_path / "run", num_checkpoints=2, resume=True)
     train = again.weighted(x, y, batch_size=20, seed=1)
     log = dense_model().fit(train, epochs=6, callbacks=[again], verbose=0)
     assert log.epoch == [3, 4, 5]
@@ -629,7 +637,7 @@ def test_a_poisoned_state_is_not_kept(tmp_path):
 def test_nan_weights_behind_a_relu_make_no_member():
     """A ReLU can turn NaN into 0, and the outputs look finite."""
     x, y = blobs()
-    cbnn = CBNNCallback(interval=6)
+    cbnn = CBNNCallback.paper(interval=6)
     train = cbnn.weighted(x, y, batch_size=20)
     with pytest.raises(ValueError, match="weights are not finite.*step 6,"):
         dense_model().fit(
@@ -648,7 +656,7 @@ def test_nan_weights_behind_a_relu_make_no_member():
 )
 def test_looking_ahead_is_refused_because_weights_would_be_old(spoil):
     x, y = blobs()
-    cbnn = CBNNCallback()
+    cbnn = CBNNCallback.paper()
     train = spoil(cbnn.weighted(x, y, batch_size=5))
     with pytest.raises(ValueError, match="before their turn.*prefetch"):
         dense_model().fit(train, epochs=3, callbacks=[cbnn], verbose=0)
@@ -656,7 +664,7 @@ def test_looking_ahead_is_refused_because_weights_would_be_old(spoil):
 
 def test_use_ema_is_refused():
     x, y = blobs()
-    cbnn = CBNNCallback()
+    cbnn = CBNNCallback.paper()
     model = dense_model(optimizer=keras.optimizers.Adam(use_ema=True))
     with pytest.raises(ValueError, match="use_ema=True.*use_ema=False"):
         model.fit(cbnn.weighted(x, y), callbacks=[cbnn], verbose=0)
@@ -671,7 +679,7 @@ def unknown_length(cbnn, x, y):
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_total_steps_for_a_pipeline_of_unknown_length():
     x, y = blobs()
-    cbnn = CBNNCallback(score_data=(x, y), interval=6, total_steps=12)
+    cbnn = CBNNCallback.paper(score_data=(x, y), interval=6, total_steps=12)
     train = unknown_length(cbnn, x, y)
     dense_model().fit(train, epochs=2, callbacks=[cbnn], verbose=0)
     assert [r["step"] for r in cbnn.history] == [6, 12]
@@ -680,7 +688,7 @@ def test_total_steps_for_a_pipeline_of_unknown_length():
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")
 def test_too_small_total_steps_are_refused_when_fit_goes_on():
     x, y = blobs()
-    cbnn = CBNNCallback(score_data=(x, y), interval=6, total_steps=6)
+    cbnn = CBNNCallback.paper(score_data=(x, y), interval=6, total_steps=6)
     train = unknown_length(cbnn, x, y)
     with pytest.raises(ValueError, match="total_steps=6.*goes on"):
         dense_model().fit(train, epochs=2, callbacks=[cbnn], verbose=0)
@@ -688,7 +696,7 @@ def test_too_small_total_steps_are_refused_when_fit_goes_on():
 
 def test_unknown_steps_with_steps_per_execution_are_refused():
     x, y = blobs()
-    cbnn = CBNNCallback(score_data=(x, y), total_steps=12)
+    cbnn = CBNNCallback.paper(score_data=(x, y), total_steps=12)
     train = unknown_length(cbnn, x, y)
     model = dense_model(steps_per_execution=4)
     with pytest.raises(ValueError, match="steps_per_execution=4.*known"):
@@ -712,7 +720,7 @@ def test_a_model_that_must_run_eagerly():
         "sparse_categorical_crossentropy",
         run_eagerly=True,
     )
-    cbnn = CBNNCallback(num_checkpoints=2)
+    cbnn = CBNNCallback.paper(num_checkpoints=2)
     train = cbnn.weighted(x, y, batch_size=20)
     model.fit(train, epochs=4, callbacks=[cbnn], verbose=0)
     assert len(cbnn.ensemble()) == 2
@@ -720,17 +728,17 @@ def test_a_model_that_must_run_eagerly():
 
 def test_a_number_in_the_place_of_the_directory():
     with pytest.raises(ValueError, match="directory.*num_checkpoints=6"):
-        CBNNCallback(6)
+        CBNNCallback.paper(6)
 
 
 def test_a_new_pipeline_goes_before_one_whose_callback_is_gone():
     """As when a cell of a notebook gives the name of a callback away."""
     x, y = blobs()
-    cbnn = CBNNCallback()
+    cbnn = CBNNCallback.paper()
     train = cbnn.weighted(x, y)
     model = dense_model()
     model.fit(train, epochs=2, callbacks=[cbnn], verbose=0)
-    cbnn = CBNNCallback()
+    cbnn = CBNNCallback.paper()
     model.fit(weighted(x, y), epochs=2, callbacks=[cbnn], verbose=0)
     assert cbnn.history
     del train

@@ -64,7 +64,7 @@ class ChangeAfter(keras.callbacks.Callback):
 def start(directory, source, *others):
     """6 steps an epoch, a checkpoint every 9."""
     keras.utils.set_random_seed(0)
-    callback = CBNNCallback(directory, interval=9, resume=True)
+    callback = CBNNCallback.paper(directory, interval=9, resume=True)
     train = callback.weighted(
         source.dataset(), batch_size=20, num_samples=N, seed=1
     )
@@ -151,7 +151,9 @@ def test_validation_data_of_another_length_in_another_pass():
         "next 9",
     ):
         keras.utils.set_random_seed(0)
-        callback = CBNNCallback(validation_data=source.dataset().batch(20))
+        callback = CBNNCallback.paper(
+            validation_data=source.dataset().batch(20)
+        )
         train = callback.weighted(X, Y, batch_size=25)
         change = ChangeIn(source, 0, 9)
         callbacks = [callback, change]

@@ -72,7 +72,7 @@ def test_cifar100_run_loads_in_another_process_and_exports(tmp_path):
         keras.optimizers.SGD(0.05, momentum=0.9),
         "sparse_categorical_crossentropy",
     )
-    cbnn = CBNNCallback(tmp_path / "run", num_checkpoints=6)
+    cbnn = CBNNCallback.paper(tmp_path / "run", num_checkpoints=6)
     pipeline = cbnn.weighted(train, batch_size=50, seed=0)
     model.fit(pipeline, epochs=2, callbacks=[cbnn], verbose=0)
     steps = [member["step"] for member in cbnn.ensemble().members]

@@ -84,7 +84,7 @@ def run(
     )
     with scope:
         network = make(**model)
-        cbnn = CBNNCallback(
+        cbnn = CBNNCallback.paper(
             directory, interval=interval, deviation_rate=0.1, **(options or {})
         )
         train = cbnn.weighted(x, y, batch_size=batch_size, seed=3)
@@ -152,7 +152,7 @@ def test_the_same_from_a_dataset_with_augmentation():
         keras.utils.set_random_seed(1)
         with scope:
             model = network(dtype="float64")
-            cbnn = CBNNCallback(interval=4, deviation_rate=0.1)
+            cbnn = CBNNCallback.paper(interval=4, deviation_rate=0.1)
             train = cbnn.weighted(
                 tf.data.Dataset.from_tensor_slices((x.astype("float64"), y)),
                 batch_size=24,
@@ -197,7 +197,7 @@ def test_built_in_the_scope_and_used_outside_of_it():
     keras.utils.set_random_seed(1)
     with strategy().scope():
         model = network(dtype="float64")
-    cbnn = CBNNCallback(interval=3, deviation_rate=0.1)
+    cbnn = CBNNCallback.paper(interval=3, deviation_rate=0.1)
     train = cbnn.weighted(x, y, batch_size=24, seed=3)
     model.fit(train, epochs=3, callbacks=[cbnn], verbose=0)
     expected = reference(num_samples=120, interval=3, dtype="float64")
@@ -207,7 +207,7 @@ def test_built_in_the_scope_and_used_outside_of_it():
 def test_the_shortest_form():
     x, y = blobs()
     with strategy().scope():
-        cbnn = CBNNCallback(interval=3)
+        cbnn = CBNNCallback.paper(interval=3)
         network().fit(
             weighted(x, y, batch_size=24),
             epochs=3,
@@ -259,7 +259,7 @@ def test_nan_by_a_float16_that_keras_did_not_see_overflow():
     x, y = blobs()
     with strategy().scope():
         model = network()
-        cbnn = CBNNCallback()
+        cbnn = CBNNCallback.paper()
         train = cbnn.weighted(x, y, batch_size=24)
         with pytest.raises(ValueError, match="weights are not.*mixed_bfloat16"):
             model.fit(train, callbacks=[Spoil(), cbnn], verbose=0)
@@ -299,7 +299,7 @@ def test_text_and_several_inputs():
     }
     with strategy(3).scope():
         model = make()
-        cbnn = CBNNCallback(num_checkpoints=3)
+        cbnn = CBNNCallback.paper(num_checkpoints=3)
         train = cbnn.weighted(x, np.eye(3)[y], batch_size=12)
         model.fit(train, epochs=6, callbacks=[cbnn], verbose=0)
     assert len(cbnn.history) == 3
@@ -316,7 +316,7 @@ def sorted_run(directory, num_replicas=2, num_samples=127):
     x, y = x[order], y[order]
     with strategy(num_replicas).scope():
         model = network(norm="separate")
-        cbnn = CBNNCallback(directory, interval=4, deviation_rate=0.1)
+        cbnn = CBNNCallback.paper(directory, interval=4, deviation_rate=0.1)
         train = cbnn.weighted(x, y, batch_size=num_samples - 1, shuffle=False)
         model.fit(train, epochs=6, callbacks=[cbnn], verbose=0)
     return cbnn, model, x, y
@@ -367,7 +367,7 @@ def test_replicas_have_the_mean_of_their_statistics_when_it_matters():
     x, y = blobs(60)
     with strategy().scope():
         model = network(norm="separate")
-        cbnn = CBNNCallback(interval=2)
+        cbnn = CBNNCallback.paper(interval=2)
         train = cbnn.weighted(x, y, batch_size=12)
         model.fit(
             train,
@@ -421,7 +421,7 @@ def test_no_batch_has_old_weights_whoever_prefetches():
 
     with strategy().scope():
         model = network()
-        cbnn = CBNNCallback(interval=2, deviation_rate=0.2)
+        cbnn = CBNNCallback.paper(interval=2, deviation_rate=0.2)
         train = cbnn.weighted(x, y, batch_size=10).map(noted).prefetch(3)
         model.fit(train, epochs=3, callbacks=[cbnn, Look()], verbose=0)
     assert len({weights.tobytes() for weights in due}) >= 4
@@ -435,7 +435,7 @@ def test_batches_that_are_gathered_behind_the_lookup(monkeypatch):
     x, y = blobs()
     with strategy().scope():
         model = network()
-        cbnn = CBNNCallback(interval=2)
+        cbnn = CBNNCallback.paper(interval=2)
         train = cbnn.weighted(x, y, batch_size=12).shuffle(10)
         with pytest.warns(UserWarning, match=r"held back.*Remove `\.shuffle"):
             model.fit(train, epochs=2, callbacks=[cbnn], verbose=0)
@@ -447,7 +447,7 @@ def test_a_pipeline_of_your_own():
     dataset = tf.data.Dataset.from_tensor_slices((x, y))
     with strategy().scope():
         model = network(norm="separate")
-        cbnn = CBNNCallback(interval=5, score_data=(x, y))
+        cbnn = CBNNCallback.paper(interval=5, score_data=(x, y))
         train = (
             cbnn.attach_index(dataset)
             .shuffle(121)
@@ -462,7 +462,7 @@ def test_epochs_that_are_no_passes():
     x, y = blobs()
     with strategy().scope():
         model = network()
-        cbnn = CBNNCallback(interval=4)
+        cbnn = CBNNCallback.paper(interval=4)
         train = cbnn.weighted(x, y, batch_size=12).repeat()
         model.fit(
             train, epochs=3, steps_per_epoch=7, callbacks=[cbnn], verbose=0
@@ -476,7 +476,7 @@ def test_repeated_passes(num_samples):
     x, y = blobs(num_samples)
     with strategy().scope():
         model = network()
-        cbnn = CBNNCallback(interval=3)
+        cbnn = CBNNCallback.paper(interval=3)
         train = cbnn.weighted(x, y, batch_size=12)
         num_steps = num_samples // 12
         model.fit(
@@ -494,7 +494,7 @@ def test_weights_that_are_cached_under_a_strategy():
     x, y = blobs()
     with strategy().scope():
         model = network()
-        cbnn = CBNNCallback(interval=7)
+        cbnn = CBNNCallback.paper(interval=7)
         train = cbnn.weighted(x, y, batch_size=12).cache()
         with pytest.raises(ValueError, match="frozen.*Remove `.cache"):
             model.fit(train, epochs=3, callbacks=[cbnn], verbose=0)
@@ -517,7 +517,7 @@ def test_sparse_inputs():
     x, y = blobs()
     with strategy().scope():
         model = network()
-        cbnn = CBNNCallback(interval=5)
+        cbnn = CBNNCallback.paper(interval=5)
         train = cbnn.weighted(sparse(x, y), batch_size=12)
         with pytest.raises(ValueError, match=r"sparse.*2 devices.*to_dense"):
             cbnn.set_model(model)
@@ -542,7 +542,7 @@ def test_another_callback_may_read_the_pipeline_and_stop_training():
 
     with strategy().scope():
         model = network()
-        cbnn = CBNNCallback(interval=7)
+        cbnn = CBNNCallback.paper(interval=7)
         train = cbnn.weighted(x, y, batch_size=12)
         model.fit(train, epochs=3, callbacks=[cbnn, Reader()], verbose=0)
     assert num_read == [10] * 9
@@ -579,7 +579,7 @@ def resumable(num_replicas, directory, *others, norm=None):
     )
     with scope:
         model = network(dtype="float64", norm=norm)
-        cbnn = CBNNCallback(
+        cbnn = CBNNCallback.paper(
             directory, interval=4, deviation_rate=0.1, resume=True
         )
         train = cbnn.weighted(x, y, batch_size=24, seed=3)
@@ -602,7 +602,7 @@ def test_resumed_on_another_number_of_devices(tmp_path):
 def test_the_same_pipeline_again_after_an_error():
     x, y = blobs()
     with strategy().scope():
-        cbnn = CBNNCallback(interval=7)
+        cbnn = CBNNCallback.paper(interval=7)
         train = cbnn.weighted(x, y, batch_size=12)
         model = network()
         with pytest.raises(Stop):
@@ -620,7 +620,7 @@ def test_the_same_pipeline_on_one_device_after_an_error():
     look = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda *_: sizes.extend(len(y) for _, y, _ in train)
     )
-    cbnn = CBNNCallback(interval=7)
+    cbnn = CBNNCallback.paper(interval=7)
     with strategy().scope():
         train = cbnn.weighted(x, y, batch_size=24)
         with pytest.raises(Stop):
@@ -678,7 +678,7 @@ def fail(batch, logs):
         time.sleep(0.5)  # the pipeline has come to the gate by now
         raise RuntimeError("on purpose")
 
-cbnn = CBNNCallback(interval=5)
+cbnn = CBNNCallback.paper(interval=5)
 train = cbnn.weighted(np.ones((60, 4)), np.arange(60) % 3, batch_size=6)
 failing = keras.callbacks.LambdaCallback(on_train_batch_end=fail)
 model.fit(train, epochs=3, callbacks=[cbnn, failing], verbose=0)
@@ -718,7 +718,7 @@ def test_what_keras_cannot_do_under_a_strategy(compile, message):
     x, y = blobs()
     with strategy().scope():
         model = network(**compile)
-        cbnn = CBNNCallback()
+        cbnn = CBNNCallback.paper()
         train = cbnn.weighted(x, y, batch_size=12)
         before = model.get_weights()
         with pytest.raises(ValueError, match=message):
@@ -739,7 +739,7 @@ def test_another_strategy():
     model._distribute_strategy = (
         tf.distribute.experimental.CentralStorageStrategy(["CPU:0"])
     )
-    cbnn = CBNNCallback()
+    cbnn = CBNNCallback.paper()
     train = cbnn.weighted(x, y, batch_size=12)
     with pytest.raises(
         ValueError, match=r"CentralStorageStrategy.*MirroredStrategy\(\)"

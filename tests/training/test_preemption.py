@@ -90,7 +90,7 @@ def sigterm():
 def fit(directory, *others):
     look = Look()
     x, y = blobs()
-    callback = CBNNCallback(directory, resume=directory is not None)
+    callback = CBNNCallback.paper(directory, resume=directory is not None)
     train = callback.weighted(x, y, batch_size=20, seed=1)
     callbacks = [callback, look, *others]
     dense_model().fit(train, epochs=2, callbacks=callbacks, verbose=0)
@@ -222,7 +222,7 @@ def test_after_ctrl_c_the_same_session_resumes(tmp_path):
 
 def session(directory, *others):
     x, y = blobs()
-    callback = CBNNCallback(directory, interval=7, resume=True)
+    callback = CBNNCallback.paper(directory, interval=7, resume=True)
     train = callback.weighted(x, y, batch_size=20, seed=1)
     callbacks = [callback, *others]
     dense_model().fit(train, epochs=4, callbacks=callbacks, verbose=0)

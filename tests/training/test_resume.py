@@ -35,7 +35,7 @@ def fit(directory, *others, seed=0, epochs=5, **options):
     keras.utils.set_random_seed(seed)
     x, y = images()
     model = noisy_cnn()
-    cbnn = CBNNCallback(directory, interval=7, resume=True, **options)
+    cbnn = CBNNCallback.paper(directory, interval=7, resume=True, **options)
     train = cbnn.weighted(x, y, batch_size=16, seed=4)
     log = model.fit(train, epochs=epochs, callbacks=[cbnn, *others], verbose=0)
     return cbnn, model, log
@@ -117,7 +117,7 @@ def test_a_drawn_seed_is_taken_up_again(tmp_path):
     def start(seed, *others):
         keras.utils.set_random_seed(seed)
         x, y = images()
-        cbnn = CBNNCallback(tmp_path / "run", interval=7, resume=True)
+        cbnn = CBNNCallback.paper(tmp_path / "run", interval=7, resume=True)
         train = cbnn.weighted(x, y, batch_size=16)
         noisy_cnn().fit(train, epochs=4, callbacks=[cbnn, *others], verbose=0)
         return cbnn
@@ -152,7 +152,7 @@ def test_learning_rate_set_by_a_callback_is_kept(tmp_path):
         keras.utils.set_random_seed(0)
         x, y = images()
         model = noisy_cnn()
-        cbnn = CBNNCallback(tmp_path / "run", interval=7, resume=True)
+        cbnn = CBNNCallback.paper(tmp_path / "run", interval=7, resume=True)
         train = cbnn.weighted(x, y, batch_size=16, seed=4)
         callbacks = [cbnn, Halve(), *others]
         model.fit(train, epochs=4, callbacks=callbacks, verbose=0)
@@ -176,7 +176,7 @@ def test_user_weights_survive_a_restart(tmp_path):
     def start(*others):
         keras.utils.set_random_seed(0)
         x, y = blobs()
-        cbnn = CBNNCallback(
+        cbnn = CBNNCallback.paper(
             tmp_path / "run", interval=6, resume=True, deviation_rate=0.05
         )
         train = cbnn.weighted(x, y, batch_size=20, sample_weight=base, seed=1)
@@ -248,7 +248,7 @@ def test_another_optimizer_is_refused_though_its_slots_would_fit(tmp_path):
     x, y = blobs()
 
     def start(optimizer, *others):
-        cbnn = CBNNCallback(tmp_path / "run", resume=True)
+        cbnn = CBNNCallback.paper(tmp_path / "run", resume=True)
         train = cbnn.weighted(x, y, batch_size=20, seed=1)
         model = dense_model(optimizer=optimizer)
         model.fit(train, epochs=3, callbacks=[cbnn, *others], verbose=0)
@@ -317,7 +317,7 @@ def test_random_layers_at_inference_do_not_disturb_a_resumed_run(tmp_path):
         model.compile(
             keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy"
         )
-        cbnn = CBNNCallback(
+        cbnn = CBNNCallback.paper(
             directory, interval=6, resume=True, validation_data=(x, y)
         )
         train = cbnn.weighted(x, y, batch_size=20, seed=1)

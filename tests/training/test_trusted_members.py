@@ -1,10 +1,11 @@
 """Which members vote: all, as in the paper, or those that are trusted."""
 
+import keras
 import numpy as np
 import pytest
 from helpers import blobs, dense_model, trained
 
-from cbnn_keras import CBNNCallback, CheckpointEnsemble
+from cbnn_keras import CBNNCallback, CheckpointEnsemble, RunError
 
 
 @pytest.fixture(scope="module")
@@ -17,21 +18,79 @@ def run(tmp_path_factory):
     return directory, cbnn, x, y
 
 
-def test_members_of_a_much_lower_likelihood_do_not_vote(run):
+def test_members_of_a_higher_training_error_do_not_vote(run):
     directory, cbnn, x, y = run
-    likelihoods = {
-        r["step"]: r["negative_log_likelihood"] for r in cbnn.history
-    }
-    limit = 1.25 * likelihoods[cbnn.history[-1]["step"]]
-    expected = [step for step, value in likelihoods.items() if value <= limit]
+    everyone = CheckpointEnsemble.load(directory, members="all")
+    errors = [
+        np.mean(p.argmax(axis=1) != y)
+        for p in everyone.member_probabilities(x, verbose=0)
+    ]
+    expected = [
+        record["step"]
+        for record, error in zip(cbnn.history, errors, strict=True)
+        if error <= errors[-1] + 0.005 + 1e-9
+    ]
     assert 1 <= len(expected) < 6
     for ensemble in (cbnn.ensemble(), CheckpointEnsemble.load(directory)):
         assert [m["step"] for m in ensemble.members] == expected
-    everyone = CheckpointEnsemble.load(directory, members="all")
     assert len(everyone) == len(cbnn.ensemble("all")) == 6
     assert everyone.select(num=6).votes.tolist() == [
         r["vote"] for r in cbnn.history
     ]
+
+
+def test_a_saved_ensemble_is_the_one_that_was_saved(run, tmp_path):
+    """All members were asked for: they vote in the copy, too."""
+    directory, cbnn, x, _ = run
+    everyone = cbnn.ensemble("all")
+    everyone.save(tmp_path / "run")
+    loaded = CheckpointEnsemble.load(tmp_path / "run")
+    np.testing.assert_array_equal(
+        loaded.predict(x, verbose=0), everyone.predict(x, verbose=0)
+    )
+    cbnn.ensemble().save(tmp_path / "trusted")
+    trusted = CheckpointEnsemble.load(tmp_path / "trusted")
+    assert trusted.run.chosen_votes is None  # those of the rounds
+    np.testing.assert_array_equal(
+        trusted.predict(x, verbose=0), cbnn.ensemble().predict(x, verbose=0)
+    )
+
+
+def test_defaults():
+    cbnn = CBNNCallback()
+    assert (cbnn.horizon, cbnn.trusted_margin) == (0.05, 0.005)
+    assert (cbnn.largest_ratio, cbnn.deviation_rate) == (1.1, None)
+    # Members that start anew are worth the same, whichever comes last.
+    assert CBNNCallback(restarts=3).trusted_margin is None
+    assert CBNNCallback(restarts=3, members="trusted").trusted_margin == 0.005
+
+
+def test_what_is_left_open_is_as_the_run_began(tmp_path):
+    """Killed after two of four epochs, and resumed by another script."""
+    x, y = blobs()
+
+    def fit(epochs, **options):
+        cbnn = CBNNCallback(tmp_path / "run", num_checkpoints=2, **options)
+        train = cbnn.weighted(x, y, batch_size=20, seed=1)
+        stop = keras.callbacks.LambdaCallback(on_epoch_begin=interrupt(epochs))
+        dense_model().fit(train, epochs=4, callbacks=[cbnn, stop], verbose=0)
+        return cbnn
+
+    def interrupt(epochs):
+        def begin(epoch, logs):
+            if epoch == epochs:
+                raise KeyboardInterrupt
+
+        return begin
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(2, deviation_rate=0.02, average=False, members="all")
+    cbnn = fit(5, resume=True)
+    policy = cbnn.run.header.settings.policy
+    assert (policy.deviation_rate, policy.trusted_margin) == (0.02, None)
+    assert "average" not in cbnn.run.header.settings.own
+    with pytest.raises(RunError, match="average was None and is 0.05"):
+        fit(5, resume=True, average=True)
 
 
 def test_accuracy_in_the_logs_is_that_of_the_voters():
@@ -50,7 +109,7 @@ def test_the_paper_lets_all_vote_as_they_are(run):
     directory, _, x, y = run
     cbnn, model, _, _ = trained(num_checkpoints=3)
     paper = CBNNCallback.paper(num_checkpoints=3)
-    assert (paper.horizon, paper.trusted_ratio) == (None, None)
+    assert (paper.horizon, paper.trusted_margin) == (None, None)
     assert paper.deviation_rate == 0.01
     assert len(cbnn.ensemble()) == 3
     np.testing.assert_array_equal(
