@@ -1,0 +1,288 @@
+"""The methods of `accuracy.py`: each a course of training and who votes.
+
+A run can serve several methods: a cosine gives the single model, its averaged
+weights and the equal votes of its checkpoints. All have one budget of steps.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import numpy as np
+from accuracy_tasks import Data
+from accuracy_training import Checkpoint, Course, View, train, view
+from compiled_loop import CompiledLoop
+
+from cbnn_keras import boosting, metrics, schedules
+from cbnn_keras.boosting_policies import Boosting, EqualVotes
+from cbnn_keras.training.callback import (
+    DEFAULT_HORIZON,
+    DEFAULT_RATIO,
+    TRUSTED_MARGIN,
+)
+
+NUM_CHECKPOINTS = 6
+PAPER = Boosting()
+NUM_POINTS = 24  # of the curve of a run
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a method ends with.
+
+    Attributes:
+        val: Probabilities of the validation samples.
+        test: Probabilities of the test samples.
+        train_errors: The training error of each of its members.
+        curve: `(step, test accuracy)` along the run, for the methods that are
+            watched.
+    """
+
+    val: np.ndarray
+    test: np.ndarray
+    train_errors: list[float]
+    curve: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One cell with a seed and a rate: what a run is made of."""
+
+    loop: CompiledLoop
+    data: Data
+    epochs: int
+    rate: float
+    seed: int
+
+    @property
+    def total_steps(self) -> int:
+        return self.epochs * self.loop.steps_per_epoch
+
+    @property
+    def checkpoints(self) -> list[int]:
+        total = self.total_steps
+        interval = schedules.checkpoint_interval(total, NUM_CHECKPOINTS)
+        return schedules.checkpoint_steps(total, interval)
+
+    def horizon(self, num_steps: int) -> int:
+        """In steps, that of the callback's `average=True`."""
+        return max(round(DEFAULT_HORIZON * num_steps), 1)
+
+    def cosine(self, ends: list[int]) -> Callable[[int], float]:
+        return functools.partial(
+            schedules.annealed_rate, ends=ends, highest=self.rate
+        )
+
+    def train(self, course: Course, **options) -> list[Checkpoint]:
+        return train(self.loop, self.data, course, self.seed, **options)
+
+
+def voted(
+    checkpoints: list[Checkpoint],
+    policy: Boosting | EqualVotes,
+    kind: str = "member",
+) -> Outcome:
+    """The vote of those members that the policy trusts."""
+    members = [c for c in checkpoints if c.vote]
+    views: list[View] = [getattr(c, kind) for c in members]
+    is_trusted = [True] * len(views)
+    if policy.trusted_margin is not None:
+        errors = [v.train_error for v in views]
+        is_trusted = boosting.trusted(errors, policy.trusted_margin)
+    chosen = [
+        (v, c.vote)
+        for v, c, yes in zip(views, members, is_trusted, strict=True)
+        if yes
+    ]
+    votes = [vote for _, vote in chosen]
+    return Outcome(
+        metrics.weighted_mean(np.stack([v.val for v, _ in chosen]), votes),
+        metrics.weighted_mean(np.stack([v.test for v, _ in chosen]), votes),
+        [v.train_error for v in views],
+    )
+
+
+def single(found: View) -> Outcome:
+    return Outcome(found.val, found.test, [found.train_error])
+
+
+class Curve:
+    """Test accuracy of members and current model, watched along a run."""
+
+    def __init__(self, setting: Setting, policy: Boosting | EqualVotes | None):
+        self.points: list[tuple[int, float]] = []
+        self._policy = policy
+        self._labels = setting.data.test[1]
+        total = setting.total_steps
+        self.steps = [
+            round(total * i / NUM_POINTS) for i in range(1, NUM_POINTS + 1)
+        ]
+
+    def __call__(
+        self, step: int, checkpoints: list[Checkpoint], current: np.ndarray
+    ) -> None:
+        found = current
+        members = [c for c in checkpoints if c.vote]
+        if self._policy is not None and members:
+            found = voted(members, self._policy).test
+            if members[-1].step != step:
+                votes = [len(members), 1]
+                found = metrics.weighted_mean(np.stack([found, current]), votes)
+        self.points.append((step, metrics.accuracy(found, self._labels)))
+
+
+def plain(setting: Setting) -> dict[str, Outcome]:
+    """What most scripts do: one rate from beginning to end."""
+    course = Course(setting.checkpoints, lambda step: setting.rate)
+    return {"plain": single(setting.train(course)[-1].raw)}
+
+
+def cosine(setting: Setting) -> dict[str, Outcome]:
+    curve = Curve(setting, None)
+    course = Course(
+        setting.checkpoints,
+        setting.cosine([setting.total_steps]),
+        horizon=setting.horizon(setting.total_steps),
+    )
+    found = setting.train(course, watch=curve)
+    outcomes = {
+        "cosine": dataclasses.replace(
+            single(found[-1].raw), curve=curve.points
+        ),
+        "cosine, averaged": single(found[-1].member),
+        "NoCycle": voted(found, EqualVotes(), "raw"),
+    }
+    if setting.data.other_view is not None:
+        mean = (found[-1].raw.test + found[-1].raw.other_view) / 2
+        outcomes["cosine, two views"] = Outcome(
+            found[-1].raw.val, mean, outcomes["cosine"].train_errors
+        )
+    return outcomes
+
+
+def _boosted(
+    setting: Setting, policy: Boosting, averaged: bool, rate
+) -> Outcome:
+    curve = Curve(setting, policy)
+    horizon = setting.horizon(setting.total_steps) if averaged else None
+    course = Course(setting.checkpoints, rate, policy, horizon)
+    found = voted(setting.train(course, watch=curve), policy)
+    return dataclasses.replace(found, curve=curve.points)
+
+
+def _default_policy(setting: Setting, num: int, margin: float | None):
+    """That of `CBNNCallback()`, which averages its members."""
+    error = Boosting().expected_error
+    rate = boosting.rate_of_ratio(
+        DEFAULT_RATIO, num, error, setting.data.num_classes
+    )
+    return Boosting(rate, error, margin)
+
+
+def cbnn_plain(setting: Setting) -> dict[str, Outcome]:
+    policy = _default_policy(setting, NUM_CHECKPOINTS, TRUSTED_MARGIN)
+    found = _boosted(setting, policy, True, lambda step: setting.rate)
+    return {"CBNN, plain": found}
+
+
+def cbnn_cosine(setting: Setting) -> dict[str, Outcome]:
+    policy = _default_policy(setting, NUM_CHECKPOINTS, TRUSTED_MARGIN)
+    rate = setting.cosine([setting.total_steps])
+    return {"CBNN, cosine": _boosted(setting, policy, True, rate)}
+
+
+def paper_plain(setting: Setting) -> dict[str, Outcome]:
+    found = _boosted(setting, PAPER, False, lambda step: setting.rate)
+    return {"CBNN of the paper, plain": found}
+
+
+def paper_cosine(setting: Setting) -> dict[str, Outcome]:
+    rate = setting.cosine([setting.total_steps])
+    return {"CBNN of the paper, cosine": _boosted(setting, PAPER, False, rate)}
+
+
+def _restarts(setting: Setting, num: int) -> dict[str, Outcome]:
+    policy = _default_policy(setting, num, None)
+    ends = schedules.restart_steps(setting.total_steps, num)
+    curve = Curve(setting, policy)
+    course = Course(
+        ends, setting.cosine(ends), policy, setting.horizon(ends[0]), keep=0.0
+    )
+    found = voted(setting.train(course, watch=curve), policy)
+    name = f"restarts={num}"
+    return {name: dataclasses.replace(found, curve=curve.points)}
+
+
+def snapshots(setting: Setting) -> dict[str, Outcome]:
+    """Huang et al. 2017: cosine cycles, no restart of the weights."""
+    total = setting.total_steps
+    rate = functools.partial(
+        schedules.cyclic_cosine_rate,
+        total_steps=total,
+        num_cycles=NUM_CHECKPOINTS,
+        highest=setting.rate,
+    )
+    ends = schedules.cycle_ends(total, NUM_CHECKPOINTS)
+    return {"SSE": voted(setting.train(Course(ends, rate)), EqualVotes())}
+
+
+def fast_geometric(setting: Setting) -> dict[str, Outcome]:
+    """Garipov et al. 2018: 0.8 of a cosine, then triangles below it."""
+    total = setting.total_steps
+    cycle = schedules.geometric_cycle(total, NUM_CHECKPOINTS, 0.8)
+    steps = schedules.geometric_steps(total, NUM_CHECKPOINTS, cycle)
+    first_part = setting.cosine([total])
+
+    def rate(step: int) -> float:
+        if step <= steps[0]:
+            return first_part(step)
+        return schedules.triangular_rate(
+            step - steps[0], cycle, setting.rate / 2, setting.rate / 200
+        )
+
+    return {"FGE": voted(setting.train(Course(steps, rate)), EqualVotes())}
+
+
+def weight_averaging(setting: Setting) -> dict[str, Outcome]:
+    """Izmailov et al. 2018: a high rate in the last quarter, one mean."""
+    total, epoch = setting.total_steps, setting.loop.steps_per_epoch
+    first = schedules.share_of_steps(total, 0.75)
+
+    def rate(step: int) -> float:
+        share = np.clip((step - total / 2) / (total / 4), 0, 1)
+        return setting.rate * (1 - share / 2)
+
+    num = max((total - first) // epoch, 1)
+    steps = schedules.last_steps(total, num, epoch)
+    found = setting.train(Course(steps, rate))
+    weights = zip(*(c.raw.weights for c in found), strict=True)
+    means = [np.mean(arrays, axis=0) for arrays in weights]
+    swapped = setting.loop.with_weights(means)
+    return {"SWA": single(view(setting.loop, setting.data, swapped)[0])}
+
+
+def separate(setting: Setting) -> dict[str, Outcome]:
+    """Three networks, each with a third of the budget."""
+    ends = schedules.restart_steps(setting.total_steps, 3)
+    course = Course(ends, setting.cosine(ends), keep=0.0)
+    return {"PE": voted(setting.train(course), EqualVotes())}
+
+
+# By name. Those in the second group use the rates of plain and cosine: a user
+# adds the callback to a script that is there.
+TUNED = {
+    "plain": plain,
+    "cosine": cosine,
+    "restarts=3": functools.partial(_restarts, num=3),
+    "restarts=6": functools.partial(_restarts, num=6),
+    "PE": separate,
+    "SSE": snapshots,
+    "FGE": fast_geometric,
+    "SWA": weight_averaging,
+}
+ADDED = {
+    "CBNN, plain": ("plain", cbnn_plain),
+    "CBNN, cosine": ("cosine", cbnn_cosine),
+    "CBNN of the paper, plain": ("plain", paper_plain),
+    "CBNN of the paper, cosine": ("cosine", paper_cosine),
+}

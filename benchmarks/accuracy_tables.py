@@ -1,0 +1,372 @@
+"""Lines of `accuracy.py` -> Markdown tables and one picture."""
+
+import collections
+import json
+import pathlib
+import statistics
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from accuracy_methods import ADDED, NUM_POINTS
+from accuracy_tasks import BUDGETS, TASKS, VARIANTS
+
+TUNING_SEED = 1000
+# The two-sided 95 % quantiles of Student's t, by degrees of freedom.
+_QUANTILES = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262]
+# Methods of one budget that an ensemble of restarts has to stand up to.
+ONE_BUDGET = (
+    *("plain", "cosine", "cosine, averaged", "NoCycle", "SWA", "SSE", "FGE"),
+    *("PE", "CBNN, plain", "CBNN, cosine", "restarts=3", "restarts=6"),
+)
+DRAWN = {
+    "cosine, averaged": "single model (cosine, averaged)",
+    "CBNN, cosine": "CBNN, defaults",
+    "SSE": "snapshot ensemble",
+    "restarts=3": "CBNN, restarts=3",
+    "restarts=6": "CBNN, restarts=6",
+}
+
+Place = tuple[str, str, str]  # task, variant, budget
+# Lines of each method, by seed.
+Results = dict[Place, dict[str, dict[int, dict]]]
+
+
+def read(path: pathlib.Path) -> Results:
+    """Lines by place, method and seed; of several rates, the tuned one."""
+    found: Results = collections.defaultdict(
+        lambda: collections.defaultdict(dict)
+    )
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    best = _best_rates(lines)
+    for line in lines:
+        place = (line["task"], line["variant"], line["budget"])
+        if line["seed"] == TUNING_SEED:
+            continue
+        # A run serves several methods, each at its own best rate; where that
+        # was not run, the rate of the run's first method.
+        rates = found[place][line["method"]].get(line["seed"])
+        wanted = best.get((*place, line["method"]))
+        if rates is None or line["rate"] == wanted:
+            found[place][line["method"]][line["seed"]] = line
+    return found
+
+
+def _best_rates(lines: list[dict]) -> dict[tuple, float]:
+    tuning = collections.defaultdict(list)
+    for line in lines:
+        if line["seed"] == TUNING_SEED:
+            place = (line["task"], line["variant"], line["budget"])
+            quality = (line["val_error"], line["val_likelihood"])
+            tuning[(*place, line["method"])].append((*quality, line["rate"]))
+    return {key: min(found)[-1] for key, found in tuning.items()}
+
+
+def paired(
+    ours: dict[int, dict], theirs: dict[int, dict], quantity: str
+) -> tuple[float, float]:
+    """Mean of the differences by seed, and half of its 95 % interval."""
+    seeds = sorted(ours.keys() & theirs.keys())
+    differences = [ours[s][quantity] - theirs[s][quantity] for s in seeds]
+    if len(differences) < 2:
+        return differences[0], float("inf")
+    quantile = _QUANTILES[min(len(differences) - 2, len(_QUANTILES) - 1)]
+    if len(differences) > 10:
+        quantile = 2.09  # 20 seeds
+    deviation = statistics.stdev(differences)
+    return (
+        statistics.mean(differences),
+        quantile * deviation / len(differences) ** 0.5,
+    )
+
+
+def mean(lines: dict[int, dict], quantity: str = "error") -> float:
+    return statistics.mean(line[quantity] for line in lines.values())
+
+
+def places(results: Results) -> list[Place]:
+    """In the order of tasks, variants and budgets."""
+    return [
+        (task, variant, budget)
+        for task in TASKS
+        for variant in VARIANTS
+        for budget in BUDGETS
+        if results.get((task, variant, budget))
+    ]
+
+
+def is_not_worse(place: Place, results: Results, method: str) -> bool:
+    """The upper end is below +0.2 points, or below 2 % of the error."""
+    found = results[place]
+    script = ADDED[method][0]
+    difference, half = paired(found[method], found[script], "error")
+    limit = max(0.2, 0.02 * mean(found[script]))
+    return difference + half < limit
+
+
+def defaults_table(results: Results) -> str:
+    """`CBNNCallback()` added to a script, against the script alone."""
+    head = ["task", "variant", "budget", "seeds"]
+    for script in ("plain", "cosine"):
+        head += [f"{script} fit, error", "CBNN: difference", "likelihood", ""]
+    rows = []
+    for place in places(results):
+        found, row = results[place], list(place)
+        for method in ("CBNN, plain", "CBNN, cosine"):
+            script = ADDED[method][0]
+            if method not in found:
+                row += ["", "", "", ""]
+                continue
+            if len(row) == 3:
+                row.append(len(found[method]))
+            row += [
+                f"{mean(found[script]):.2f}",
+                _interval(*paired(found[method], found[script], "error")),
+                _interval(
+                    *paired(found[method], found[script], "calibrated"), 3
+                ),
+                "" if is_not_worse(place, results, method) else "not shown",
+            ]
+        rows.append(row)
+    return _table(head, rows)
+
+
+def methods_table(results: Results) -> str:
+    """Test error of every method, the best in bold."""
+    names = [n for n in ONE_BUDGET if any(n in f for f in results.values())]
+    names += ["CBNN of the paper, cosine"]
+    rows = []
+    for place in places(results):
+        errors = {
+            n: mean(results[place][n]) for n in names if n in results[place]
+        }
+        best = min(errors.values())
+        rows.append(
+            [
+                *place,
+                *(_bold(errors[n], best) if n in errors else "" for n in names),
+            ]
+        )
+    return _table(["task", "variant", "budget", *names], rows)
+
+
+def _bold(error: float, best: float) -> str:
+    return f"**{error:.2f}**" if error == best else f"{error:.2f}"
+
+
+def restarts_table(results: Results) -> str:
+    """The better of 3 and 6 restarts on held-out data, against the others."""
+    rows = []
+    for place in places(results):
+        if place[2] == "short" or "restarts=3" not in results[place]:
+            continue
+        found = results[place]
+        name = min(
+            ("restarts=3", "restarts=6"),
+            key=lambda n: mean(found[n], "val_error"),
+        )
+        single = found["cosine, averaged"]
+        difference, half = paired(found[name], single, "error")
+        rival = min(
+            (n for n in ONE_BUDGET if n in found and "restarts" not in n),
+            key=lambda n: mean(found[n]),
+        )
+        rows.append(
+            [
+                *place,
+                name,
+                f"{mean(single):.2f}",
+                _interval(difference, half),
+                f"{100 * difference / mean(single):+.0f} %",
+                f"{rival}, {mean(found[rival]):.2f}",
+                _interval(*paired(found[name], found[rival], "error")),
+            ]
+        )
+    head = ["task", "variant", "budget", "restarts", "single, averaged"]
+    head += ["difference", "of the error", "best other", "difference to it"]
+    return _table(head, rows)
+
+
+def imbalance_table(results: Results) -> str:
+    """What `priors=` adds on imbalanced data."""
+    names = [
+        *("cosine", "cosine, priors", "oversampled", "CBNN, cosine"),
+        *("CBNN, cosine, priors", "restarts=3, priors", "restarts=6, priors"),
+    ]
+    rows = [
+        [
+            place[0],
+            place[2],
+            *(
+                f"{mean(results[place][n]):.2f}" if n in results[place] else ""
+                for n in names
+            ),
+        ]
+        for place in places(results)
+        if place[1] == "imbalanced"
+    ]
+    return _table(["task", "budget", *names], rows)
+
+
+def reached(curve: list[float], target: float) -> float | None:
+    """The share of the run after which an accuracy is reached."""
+    for number, accuracy in enumerate(curve, start=1):
+        if accuracy >= target:
+            return number / NUM_POINTS
+    return None
+
+
+def time_table(results: Results) -> str:
+    """Share of a run that it takes to get to the single model's accuracy."""
+    names = ("cosine", "CBNN, cosine", "restarts=3", "restarts=6")
+    rows = []
+    for place in places(results):
+        if place[2] != "converged":
+            continue
+        row: list[str] = list(place[:2])
+        for name in names:
+            row.append(_share_reached(results[place], name))
+        rows.append(row)
+    return _table(["task", "variant", *names], rows)
+
+
+def _share_reached(found: dict[str, dict[int, dict]], name: str) -> str:
+    shares = []
+    for seed, line in found.get(name, {}).items():
+        target = 1 - found["cosine"][seed]["error"] / 100
+        share = reached(line["curve"], round(target, 4) - 1e-9)
+        shares.append(np.inf if share is None else share)
+    if not shares:
+        return ""
+    middle = statistics.median(shares)
+    return "not reached" if np.isinf(middle) else f"{middle:.2f}"
+
+
+def verdicts(results: Results) -> Iterable[str]:
+    """The promises, counted."""
+    for method in ("CBNN, plain", "CBNN, cosine"):
+        where = [p for p in places(results) if method in results[p]]
+        script = ADDED[method][0]
+        good = [p for p in where if is_not_worse(p, results, method)]
+        means = [
+            paired(results[p][method], results[p][script], "error")
+            for p in where
+        ]
+        likelier = [
+            paired(results[p][method], results[p][script], "calibrated")[0] < 0
+            for p in where
+        ]
+        better = sum(m + h < 0 for m, h in means)
+        worse = sum(m - h > 0 for m, h in means)
+        yield (
+            f"{method}: error shown not to be worse in {len(good)} of "
+            f"{len(where)} cells, significantly better in {better}, "
+            f"significantly worse in {worse}; calibrated likelihood better in "
+            f"{sum(likelier)}."
+        )
+    where = [
+        p
+        for p in places(results)
+        if p[2] != "short" and "restarts=3" in results[p]
+    ]
+    relative = []
+    within = noisy = num_noisy = 0
+    for place in where:
+        found = results[place]
+        names = ("restarts=3", "restarts=6")
+        name = min(names, key=lambda n: mean(found[n], "val_error"))
+        single = found["cosine, averaged"]
+        difference, _ = paired(found[name], single, "error")
+        relative.append(difference / mean(single))
+        rivals = [
+            paired(found[name], found[n], "error")
+            for n in ONE_BUDGET
+            if n in found and n != name
+        ]
+        within += all(m - h <= 0 for m, h in rivals)
+        if place[1] == "wrong labels":
+            num_noisy += 1
+            noisy += difference / mean(single) <= -0.2
+    yield (
+        f"Restarts, converged and long: lower error than the averaged single "
+        f"model in {sum(r < 0 for r in relative)} of {len(where)} cells, by "
+        f"5 % or more in {sum(r <= -0.05 for r in relative)}; best or within "
+        f"the interval of the best in {within}; with wrong labels a fifth of "
+        f"the error or more is gone in {noisy} of {num_noisy}."
+    )
+
+
+def draw(results: Results, path: pathlib.Path) -> None:
+    """Error against budget, a line a method, a panel a task and variant."""
+    from matplotlib.figure import Figure
+
+    from cbnn_keras.analysis.plots import palette
+
+    panels = sorted(
+        {place[:2] for place in places(results)},
+        key=lambda p: (VARIANTS.index(p[1]), list(TASKS).index(p[0])),
+    )
+    num_rows = len({variant for _, variant in panels})
+    num_columns = -(-len(panels) // num_rows)
+    figure = Figure((2.3 * num_columns, 2.2 * num_rows), layout="constrained")
+    axes = figure.subplots(num_rows, num_columns, squeeze=False)
+    for ax, (task, variant) in zip(axes.flat, panels, strict=False):
+        palette.style(ax)
+        for series, (method, label) in zip(
+            palette.SERIES, DRAWN.items(), strict=False
+        ):
+            known = [b for b in BUDGETS if method in results[task, variant, b]]
+            errors = [mean(results[task, variant, b][method]) for b in known]
+            steps = [
+                next(iter(results[task, variant, b][method].values()))["steps"]
+                for b in known
+            ]
+            ax.plot(steps, errors, label=label, **series.options)
+        ax.set_xscale("log")
+        ax.set_title(f"{task}, {variant}", fontsize=8)
+        # Short runs of restarts are far off, and would hide the rest.
+        known = [
+            mean(lines[m])
+            for b in BUDGETS
+            if (lines := results[task, variant, b])
+            for m in ("cosine, averaged", "CBNN, cosine")
+            if m in lines
+        ]
+        ax.set_ylim(0, 1.25 * max(known))
+    for ax in axes[-1]:
+        ax.set_xlabel("steps", fontsize=8)
+    for row in axes:
+        row[0].set_ylabel("test error in %", fontsize=8)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3)
+    figure.savefig(path, dpi=110)
+
+
+def write_tables(path: pathlib.Path, versions: str) -> None:
+    """Writes Markdown and the picture beside the lines, and says the sums."""
+    results = read(path)
+    parts: dict[str, Callable[[Results], str]] = {
+        "Defaults against the same script without the callback": defaults_table,
+        "Restarts against the single model and the best other": restarts_table,
+        "Imbalanced data": imbalance_table,
+        "Share of the run to reach the single model's accuracy": time_table,
+        "Test error of all methods, %": methods_table,
+    }
+    text = [f"# What accuracy.py found\n\n{versions}\n"]
+    text += [f"- {verdict}" for verdict in verdicts(results)]
+    for title, make in parts.items():
+        text += [f"\n## {title}\n", make(results)]
+    target = path.with_suffix(".md")
+    target.write_text("\n".join(text) + "\n")
+    draw(results, path.with_suffix(".png"))
+    for verdict in verdicts(results):
+        print(verdict)
+    print(f"{target} and {path.with_suffix('.png')}")
+
+
+def _interval(middle: float, half: float, digits: int = 2) -> str:
+    return f"{middle:+.{digits}f} ± {half:.{digits}f}"
+
+
+def _table(head: list[str], rows: list[list]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

@@ -1,0 +1,112 @@
+"""The loop behind `benchmarks/accuracy.py` does what the callback does."""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from accuracy_tasks import Data
+from accuracy_training import Course, train
+from compiled_loop import CompiledLoop
+from helpers import blobs
+
+from cbnn_keras import CBNNCallback, boosting, schedules
+from cbnn_keras.boosting_policies import Boosting
+from cbnn_keras.models.fresh import fresh_weights
+
+SEED, EPOCHS, BATCH = 3, 6, 15
+X, Y = blobs(60)
+TOTAL = EPOCHS * len(X) // BATCH
+
+
+def model():
+    return keras.Sequential(
+        [
+            keras.Input(X.shape[1:]),
+            keras.layers.Dense(8, "relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def by_callback(cbnn, rate):
+    """What `fit` leaves, from the weights that the loop begins with."""
+    net = model()
+    net.set_weights(fresh_weights(net, X[:1], SEED))
+    net.compile(
+        keras.optimizers.SGD(0.05, momentum=0.9),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    train = cbnn.weighted(X, Y, batch_size=BATCH, seed=SEED)
+    callbacks = [cbnn] if rate is None else [ByStep(rate), cbnn]
+    net.fit(train, epochs=EPOCHS, callbacks=callbacks, verbose=0)
+    return cbnn
+
+
+class ByStep(keras.callbacks.Callback):
+    """Sets the learning rate of every step, as a loop of the user's would."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.rate, self.step = rate, 0
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.step += 1
+        self.model.optimizer.learning_rate = self.rate(self.step)
+
+
+CASES = {
+    "paper": (
+        lambda: CBNNCallback.paper(num_checkpoints=3, deviation_rate=0.05),
+        Course([8, 16, 24], lambda step: 0.05, Boosting(0.05)),
+        lambda step: 0.05,
+    ),
+    "averaged": (
+        lambda: CBNNCallback(num_checkpoints=3, members="all", average=0.25),
+        Course(
+            [8, 16, 24],
+            functools.partial(
+                schedules.annealed_rate, ends=[TOTAL], highest=0.05
+            ),
+            Boosting(boosting.rate_of_ratio(1.1, 3, 0.05, 3)),
+            horizon=6,
+        ),
+        functools.partial(schedules.annealed_rate, ends=[TOTAL], highest=0.05),
+    ),
+    "restarts": (
+        lambda: CBNNCallback(restarts=2, keep=0.3, average=0.5),
+        Course(
+            [12, 24],
+            functools.partial(
+                schedules.annealed_rate, ends=[12, 24], highest=0.05
+            ),
+            Boosting(boosting.rate_of_ratio(1.1, 2, 0.05, 3)),
+            horizon=6,
+            keep=0.3,
+        ),
+        None,  # set by the callback
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_loop_is_the_callback(case):
+    make, course, rate = CASES[case]
+    data = Data((X, Y), (X, Y), (X, Y), 3)
+    optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+    loop = CompiledLoop(model(), optimizer, X, Y, BATCH)
+    found = train(loop, data, course, SEED)
+    cbnn = by_callback(make(), rate)
+    ensemble = cbnn.ensemble("all")
+    assert [c.step for c in found] == [m["step"] for m in ensemble.members]
+    np.testing.assert_allclose(
+        [c.vote for c in found], ensemble.votes, rtol=1e-6
+    )
+    for ours, theirs in zip(
+        found, ensemble.member_probabilities(X, verbose=0), strict=True
+    ):
+        # XLA rounds otherwise, and steps multiply that.
+        np.testing.assert_allclose(ours.member.test, theirs, atol=2e-4)
+    errors = [cbnn.run.training_error(c.step) for c in found]
+    np.testing.assert_allclose([c.member.train_error for c in found], errors)
