@@ -26,7 +26,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
-from accuracy_methods import ADDED, TUNED, Outcome, Setting
+from accuracy_methods import (
+    ADDED,
+    ONLY_IMBALANCED,
+    TUNED,
+    Outcome,
+    Setting,
+)
 from accuracy_tables import write_tables
 from accuracy_tasks import BUDGETS, TASKS, VARIANTS, Data, Task, split
 from accuracy_training import compiled_loop
@@ -113,8 +119,9 @@ class Cell:
         # The same number of steps, also where samples were taken away.
         share = self._task.sizes[0] / len(loop.labels)
         epochs = round(self._task.num_epochs(budget) * share)
+        total_steps = epochs * loop.steps_per_epoch
         method = TUNED[name] if name in TUNED else ADDED[name][1]
-        setting = Setting(loop, data, epochs, rate, seed)
+        setting = Setting(self._task, loop, data, total_steps, rate, seed)
         priors = imbalance.class_priors(data.train[1], data.num_classes)
         for found, outcome in method(setting).items():
             line = {**job, "method": found, "steps": setting.total_steps}
@@ -160,6 +167,8 @@ def run(options: argparse.Namespace) -> None:
             jobs = []
             for budget in options.budgets:
                 for name in options.methods:
+                    if name in ONLY_IMBALANCED and variant != "imbalanced":
+                        continue
                     progress.update(
                         bar, description=f"{task}, {variant}, {name}"
                     )

@@ -9,11 +9,18 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
-from accuracy_tasks import Data
-from accuracy_training import Checkpoint, Course, View, train, view
+from accuracy_tasks import Data, Task
+from accuracy_training import (
+    Checkpoint,
+    Course,
+    View,
+    compiled_loop,
+    train,
+    view,
+)
 from compiled_loop import CompiledLoop
 
-from cbnn_keras import boosting, metrics, schedules
+from cbnn_keras import boosting, imbalance, metrics, schedules
 from cbnn_keras.boosting_policies import Boosting, EqualVotes
 from cbnn_keras.training.callback import (
     DEFAULT_HORIZON,
@@ -48,15 +55,12 @@ class Outcome:
 class Setting:
     """One cell with a seed and a rate: what a run is made of."""
 
+    task: Task
     loop: CompiledLoop
     data: Data
-    epochs: int
+    total_steps: int
     rate: float
     seed: int
-
-    @property
-    def total_steps(self) -> int:
-        return self.epochs * self.loop.steps_per_epoch
 
     @property
     def checkpoints(self) -> list[int]:
@@ -268,6 +272,22 @@ def separate(setting: Setting) -> dict[str, Outcome]:
     return {"PE": voted(setting.train(course), EqualVotes())}
 
 
+def oversampled(setting: Setting) -> dict[str, Outcome]:
+    """A cosine on classes that were filled up to one size."""
+    x, y = setting.data.train
+    chosen = imbalance.oversample(y, seed=setting.seed)
+    size = setting.task.batch_size
+    chosen = np.random.default_rng(setting.seed).permutation(chosen)
+    chosen = chosen[: len(chosen) // size * size]
+    data = dataclasses.replace(setting.data, train=(x[chosen], y[chosen]))
+    loop = compiled_loop(setting.task, data)
+    filled = dataclasses.replace(setting, data=data, loop=loop)
+    course = Course(
+        [setting.total_steps], setting.cosine([setting.total_steps])
+    )
+    return {"oversampled": single(filled.train(course)[-1].raw)}
+
+
 # By name. Those in the second group use the rates of plain and cosine: a user
 # adds the callback to a script that is there.
 TUNED = {
@@ -279,7 +299,9 @@ TUNED = {
     "SSE": snapshots,
     "FGE": fast_geometric,
     "SWA": weight_averaging,
+    "oversampled": oversampled,
 }
+ONLY_IMBALANCED = ("oversampled",)
 ADDED = {
     "CBNN, plain": ("plain", cbnn_plain),
     "CBNN, cosine": ("cosine", cbnn_cosine),
