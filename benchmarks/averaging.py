@@ -66,9 +66,8 @@ def main() -> None:
     ]
     print(versions())
     print(f"{options.samples} samples, {options.epochs} epochs")
-    print(
-        f"averaged / raw:            {ratio(seconds['averaged'], seconds['raw'])}"
-    )
+    averaged, raw = seconds["averaged"], seconds["raw"]
+    print(f"averaged / raw:             {ratio(averaged, raw)}")
     print(f"averaged / limit (<= 1.03): {ratio(averaged, limit)}")
 
 
