@@ -33,38 +33,39 @@ def run_with(errors, own=None, method="cbnn", own_distribution=None):
         (
             [9, 4, 0, 0, 0, 0],
             {},
-            "The training set was fit after step 200 of 600: the next run could "
-            "afford restarts=3.",
+            "The training set was fit after step 200 of 600: the next run "
+            "could afford restarts=3.",
         ),
         (
             [0] * 9,
             {},
-            "The training set was fit after step 100 of 900: the next run could "
-            "afford restarts=6.",
+            "The training set was fit after step 100 of 900: the next run "
+            "could afford restarts=6.",
         ),
         (
             [30, 9, 4],
             {},
-            "The training set was fit after step 300 of 300: there is no budget "
-            "to spare for restarts.",
+            "The training set was fit after step 300 of 300: there is no "
+            "budget to spare for restarts.",
         ),
         (
             [60, 35, 25],
             {},
-            "12.5% of the training set was wrong in the end: there is no budget "
-            "to spare for restarts.",
+            "12.5% of the training set was wrong in the end: there is no "
+            "budget to spare for restarts.",
         ),
         (
             [8, 3],
             {"restarts": 2},
-            "In the best of 2 cycles 1.5% of the training set stayed wrong: the "
-            "cycles were long enough.",
+            "In the best of 2 cycles 1.5% of the training set stayed wrong: "
+            "the cycles were long enough.",
         ),
         (
             [90, 50],
             {"restarts": 2},
             "In the best of 2 cycles 25.0% of the training set stayed wrong: "
-            "unless labels are, fewer restarts or a longer run would do better.",
+            "unless labels are, fewer restarts or a longer run would do "
+            "better.",
         ),
     ],
 )
