@@ -218,11 +218,13 @@ def test_errors(
 ) -> dict[str, float]:
     """Test error in percent of the ensemble and of what it competes with."""
     x, y = test
-    members = list(ensemble.member_probabilities(x))
+    everyone = CheckpointEnsemble(
+        ensemble.run, ensemble.model, ensemble.run.members
+    )
     selected = ensemble.select(validation_data=validation)
     predictions = {
-        "final model alone": members[-1],
-        "plain average": np.mean(members, axis=0),
+        "the model as trained": ensemble.model.predict(x, verbose=0),
+        "all members": everyone.predict(x),
         "CBNN": ensemble.predict(x),
         "CBNN, selected": selected.predict(x),
     }

@@ -151,8 +151,8 @@ def test_demo_in_the_current_directory(tmp_path, monkeypatch, capsys):
         if len(cells := line.split("│")) == 4
     }
     assert list(table) == [
-        "final model alone",
-        "plain average",
+        "the model as trained",
+        "all members",
         "CBNN",
         "CBNN, selected",
     ]

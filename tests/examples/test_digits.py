@@ -24,4 +24,4 @@ def test_it_runs_and_finds_its_run_complete_the_second_time(tmp_path):
         for _ in range(2)
     ]
     assert printed[0] == printed[1]
-    assert re.search(r"CBNN, selected +\d+\.\d\d ± 0.00 %", printed[0])
+    assert re.search(r"CBNN, restarts=3 +\d+\.\d\d ± 0.00 %", printed[0])

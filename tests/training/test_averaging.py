@@ -81,10 +81,12 @@ def test_vote_score_and_file_speak_of_the_averaged_weights(tmp_path):
     x, y = images()
     keras.utils.set_random_seed(1)
     model = noisy_cnn()
-    cbnn = CBNNCallback(tmp_path / "run", average=True, num_checkpoints=3)
+    cbnn = CBNNCallback(
+        tmp_path / "run", average=True, num_checkpoints=3, deviation_rate=0.01
+    )
     train = cbnn.weighted(x, y, batch_size=16, seed=7)
     model.fit(train, epochs=6, callbacks=[cbnn], verbose=0)
-    ensemble = CheckpointEnsemble.load(tmp_path / "run")
+    ensemble = CheckpointEnsemble.load(tmp_path / "run", members="all")
     omega = np.full(len(y), 1 / len(y))
     for record, p in zip(
         cbnn.history, ensemble.member_probabilities(x), strict=True
