@@ -73,12 +73,12 @@ def describe_classifier(
     is_binary = num_outputs == 1
     is_regression = (
         is_binary
-        and _loss_name(model) in _REGRESSION_LOSSES
+        and loss_name(model) in _REGRESSION_LOSSES
         and _last_activation(model) != "sigmoid"
     )
     if is_regression:
         raise ValueError(
-            f"The model is compiled with {_loss_name(model)!r} "
+            f"The model is compiled with {loss_name(model)!r} "
             "and has one output, which is regression. CBNN is for "
             "classification: compile a binary classifier with "
             "'binary_crossentropy'."
@@ -90,7 +90,7 @@ def describe_classifier(
 
 def averages_loss(model: keras.Model) -> bool:
     """Whether the compiled loss is a mean over the samples of a batch."""
-    reduction = getattr(_loss(model), "reduction", "mean")
+    reduction = getattr(compiled_loss(model), "reduction", "mean")
     return reduction not in ("sum", "none", None)
 
 
@@ -106,14 +106,14 @@ _REGRESSION_LOSSES = {
 
 
 def _read_from_logits(model: keras.Model) -> bool:
-    by_loss = getattr(_loss(model), "from_logits", None)
+    by_loss = getattr(compiled_loss(model), "from_logits", None)
     if by_loss is None and _is_keras_crossentropy(model):
         by_loss = False  # the functions' default, as with loss="..." strings
     by_activation = _LOGITS_BY_ACTIVATION.get(_last_activation(model))
     if by_loss is None and by_activation is None:
         raise ValueError(
             "The callback cannot tell whether the model ends in logits or in "
-            f"probabilities: neither its loss ({_loss_name(model)!r}) nor its "
+            f"probabilities: neither its loss ({loss_name(model)!r}) nor its "
             "last layer says so. Pass `from_logits=True` or "
             "`from_logits=False` to the callback."
         )
@@ -134,23 +134,25 @@ _LOGITS_BY_ACTIVATION: dict[str | None, bool] = {
 }
 
 
-def _loss(model: keras.Model) -> Any:
+def compiled_loss(model: keras.Model) -> Any:
+    """The one loss that a model is compiled with, or None."""
     loss = getattr(model, "loss", None)
     while isinstance(loss, (list, tuple, dict)) and len(loss) == 1:
         loss = next(iter(loss.values() if isinstance(loss, dict) else loss))
     return keras.losses.get(loss) if isinstance(loss, str) else loss
 
 
-def _loss_name(model: keras.Model) -> str:
-    loss = _loss(model)
+def loss_name(model: keras.Model) -> str:
+    """What the function or class of the compiled loss is called."""
+    loss = compiled_loss(model)
     function = getattr(loss, "fn", loss)  # of Keras' loss objects
     return getattr(function, "__name__", type(loss).__name__)
 
 
 def _is_keras_crossentropy(model: keras.Model) -> bool:
-    loss = _loss(model)
+    loss = compiled_loss(model)
     module = getattr(loss, "__module__", "") or ""
-    return module.startswith("keras.") and "crossentropy" in _loss_name(model)
+    return module.startswith("keras.") and "crossentropy" in loss_name(model)
 
 
 def _last_activation(model: keras.Model, output: int = 0) -> str | None:

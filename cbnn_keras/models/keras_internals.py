@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+from keras.src.backend.common import global_state
 
 # Tensors are those of the backend in use.
 Moments = list[tuple[Any, Any]]
@@ -36,6 +37,11 @@ def private_operation(module: str, name: str) -> type | None:
     is_own = getattr(found, "__module__", None) == module
     is_class = inspect.isclass(found) and issubclass(found, keras.Operation)
     return found if is_own and is_class else None
+
+
+def is_of_keras(part: Any) -> bool:
+    """Whether Keras itself defines a class or a function."""
+    return str(getattr(part, "__module__", "")).startswith("keras.src.")
 
 
 def is_plain_graph(operation: Any) -> bool:
@@ -172,6 +178,20 @@ def initial_epoch(model: keras.Model) -> int | None:
 def set_initial_epoch(model: keras.Model, epoch: int | None) -> None:
     """Lets `fit` begin with an epoch, or with what it is told if None."""
     model._initial_epoch = epoch
+
+
+@contextlib.contextmanager
+def global_generator_kept() -> Iterator[None]:
+    """Puts the generator of `keras.random` back, or away if it is a new one."""
+    name = "global_seed_generator"
+    before = global_state.get_global_attribute(name)
+    kept = before and keras.ops.convert_to_numpy(before.state).copy()
+    try:
+        yield
+    finally:
+        if before is not None:
+            before.state.assign(kept)
+        global_state.set_global_attribute(name, before)
 
 
 class NamedBuffer(io.BytesIO):

@@ -37,6 +37,7 @@ from cbnn_keras.training.fit import Course, Fit
 from cbnn_keras.training.plan import Plan
 from cbnn_keras.training.start_or_resume import Beginning
 from cbnn_keras.training.task import Task, describe_task
+from cbnn_keras.training.weight_check import check_weights_are_used
 
 
 class RunOptions(TypedDict, total=False):
@@ -55,6 +56,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
 
     METHOD: ClassVar[str]  # in the manifest, and in front of what is printed
     LOG_PREFIX: ClassVar[str] = "ensemble"  # of its names in `fit`'s logs
+    deviation_rate: float = 0.0  # eta; 0 leaves the sample weights alone
 
     def __init__(
         self,
@@ -204,6 +206,9 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
             track=reporter.tracker("reading the labels"),
         )
         self._check_task(task)
+        check_weights_are_used(
+            self._name, task, is_boosted=self.deviation_rate > 0
+        )
         fit = Fit(self._name, task, self.params, reporter, self.validation_data)
         # Not before here: a `fit` that is refused leaves the last one's result.
         self._fit, self._course = fit, None

@@ -71,6 +71,29 @@ def test_keras_src_names(broken):
         assert not keras_internals.is_plain_graph(other), broken
 
 
+def test_keras_src_module(broken):
+    """What Keras defines itself is known by its module."""
+    known = [keras.Model.train_step, keras.losses.Huber, keras.losses.huber]
+    assert all(map(keras_internals.is_of_keras, known)), broken
+    assert not keras_internals.is_of_keras(chain)
+
+
+def test_global_seed_generator(broken):
+    """The generator behind `keras.random` goes on as if nothing had been."""
+    keras.utils.set_random_seed(0)
+    first = float(keras.random.uniform(()))
+    expected = float(keras.random.uniform(()))
+    keras.utils.set_random_seed(0)
+    keras.utils.clear_session(free_memory=False)
+    with keras_internals.global_generator_kept():
+        keras.random.uniform(())
+    keras.utils.set_random_seed(0)
+    assert float(keras.random.uniform(())) == first, broken
+    with keras_internals.global_generator_kept():
+        keras.random.uniform(())
+    assert float(keras.random.uniform(())) == expected, broken
+
+
 def test_run_through_graph(broken):
     model = chain(keras.Model)
     called = []
@@ -234,7 +257,8 @@ def test_private_names_are_in_one_module():
         for path in PACKAGE.rglob("*.py")
     }
     own = found.pop("models/keras_internals.py")
-    assert own == sorted(["keras.src.", "keras.src.models.", *PRIVATE])
+    modules = ["keras.src.", "keras.src.models.", "keras.src.backend.common"]
+    assert own == sorted([*modules, *PRIVATE])
     assert {path: names for path, names in found.items() if names} == {}
 
 

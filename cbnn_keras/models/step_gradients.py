@@ -1,0 +1,114 @@
+"""What a training step of a model would do with a batch, without doing it.
+
+A model may have a `train_step` of its own, so that only calling it tells what
+it makes of a batch. Its gradients are caught on their way to the optimizer, and
+whatever else the step changes is put back.
+"""
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cbnn_keras.models import keras_internals, replicas
+
+
+def step_gradients(model: keras.Model, batch: Any) -> list[np.ndarray]:
+    """The gradients that `train_step` hands to an optimizer.
+
+    Nothing is traced and nothing is left behind: weights, optimizers, metrics
+    and generators are as they were, bit for bit. Random numbers that do not
+    come from TensorFlow's global generators are the same in every call.
+
+    Args:
+        model: Compiled and built.
+        batch: What `fit` would give to `train_step`.
+
+    Returns:
+        One array for each gradient, or two, values and indices, where it is
+        sparse; none for a step that uses no optimizer of the model.
+    """
+    found: list[np.ndarray] = []
+    with _left_alone(model), _caught(model, found), _executed_at_once():
+        if replicas.is_distributed(model):
+            model.distribute_strategy.run(model.train_step, args=(batch,))
+        else:
+            model.train_step(batch)
+    return found
+
+
+@contextlib.contextmanager
+def _left_alone(model: keras.Model) -> Iterator[None]:
+    """Puts back whatever a step changes."""
+    variables = [
+        *model.variables,
+        *model.metrics_variables,
+        *(v for one in _optimizers(model) for v in one.variables),
+        *(v for v in vars(model).values() if isinstance(v, tf.Variable)),
+    ]
+    kept = [np.array(keras.ops.convert_to_numpy(v)) for v in variables]
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with keras_internals.global_generator_kept():
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        for variable, value in zip(variables, kept, strict=True):
+            # Not where nothing was changed: replicas have values of their own.
+            now = np.asarray(keras.ops.convert_to_numpy(variable))
+            if now.tobytes() != value.tobytes():
+                variable.assign(value)
+
+
+@contextlib.contextmanager
+def _caught(model: keras.Model, found: list[np.ndarray]) -> Iterator[None]:
+    """Lets optimizers hand over gradients instead of applying them."""
+
+    def apply(grads: Any, trainable_variables: Any = None) -> None:
+        context = tf.distribute.get_replica_context()
+        if context.replica_id_in_sync_group:
+            return  # the first one tells enough
+        for gradient in grads:
+            if isinstance(gradient, tf.IndexedSlices):
+                found.append(gradient.values.numpy())
+                found.append(gradient.indices.numpy())
+            elif gradient is not None:
+                found.append(gradient.numpy())
+
+    # A scaled loss of mixed precision may overflow, here for nothing.
+    instead = {"apply": apply, "scale_loss": lambda loss: loss}
+    optimizers = _optimizers(model)
+    for optimizer in optimizers:
+        # Past Keras' `__setattr__`, which tracks.
+        vars(optimizer).update(instead)
+    try:
+        yield
+    finally:
+        for optimizer in optimizers:
+            for name in instead:
+                del vars(optimizer)[name]
+
+
+def _optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    values = [model.optimizer, *vars(model).values()]
+    found = [v for v in values if isinstance(v, keras.optimizers.Optimizer)]
+    return list({id(one): one for one in found}.values())
+
+
+@contextlib.contextmanager
+def _executed_at_once() -> Iterator[None]:
+    """Has functions of TensorFlow run as Python, so that none is traced.
+
+    One that was traced here would keep what stands in for the optimizer.
+    """
+    kept = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(kept)
