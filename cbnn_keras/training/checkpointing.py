@@ -33,6 +33,7 @@ from cbnn_keras.runs.run import Run
 from cbnn_keras.support import arguments
 from cbnn_keras.support.aliases import Json, Logs
 from cbnn_keras.support.console import Reporter
+from cbnn_keras.training import fit_call
 from cbnn_keras.training.fit import Course, Fit
 from cbnn_keras.training.plan import Plan
 from cbnn_keras.training.start_or_resume import Beginning
@@ -106,6 +107,25 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         dataset, weights = weighted_pipeline(x, y, **options)
         self._hold(weights)
         return dataset
+
+    def fit(
+        self, model: keras.Model, x: Any, y: Any = None, **options: Any
+    ) -> keras.callbacks.History:
+        """`model.fit` with `weighted` in front and this callback in its list.
+
+        Args:
+            model: Compiled.
+            x: As in `weighted`.
+            y: As in `weighted`.
+            **options: The arguments of `model.fit`, `class_weight` and
+                `validation_split` among them, and those of `weighted`.
+
+        Returns:
+            What `model.fit` returns.
+        """
+        pipeline, left = fit_call.divided(self, x, y, options)
+        x, y, own = pipeline
+        return model.fit(self.weighted(x, y, **own), **left)
 
     def attach_index(
         self,
