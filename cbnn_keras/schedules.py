@@ -62,6 +62,34 @@ def checkpoint_steps(total_steps: int, interval: int) -> list[int]:
     return [*early, *([last] if last else []), total_steps]
 
 
+def growing_steps(
+    total_steps: int, first: int, num_checkpoints: int
+) -> list[int]:
+    """Steps with a checkpoint in a run that may end at any time.
+
+    Intervals begin with `first` steps and grow with the time trained so far, to
+    a share of it: wherever the run ends, its last M checkpoints are spread over
+    most of it. Their number grows with the logarithm of the time.
+
+    Args:
+        total_steps: T, where the run ends at the latest.
+        first: The first interval, which all steps but T are multiples of.
+        num_checkpoints: M, how many are to be kept; the share is 1 / (M / 3).
+
+    Example:
+
+    >>> growing_steps(total_steps=200, first=2, num_checkpoints=6)
+    [2, 4, 6, 8, 12, 18, 26, 38, 56, 84, 126, 188, 200]
+    >>> growing_steps(total_steps=5, first=2, num_checkpoints=6)
+    [2, 4, 5]
+    """
+    steps, num = [], 1
+    while num * first < total_steps:
+        steps.append(num * first)
+        num += max(num // max(num_checkpoints // 3, 1), 1)
+    return [*steps, total_steps]
+
+
 def decayed_rate(
     step: int,
     steps_per_epoch: int,

@@ -11,6 +11,7 @@ import io
 import re
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -192,6 +193,21 @@ def global_generator_kept() -> Iterator[None]:
         if before is not None:
             before.state.assign(kept)
         global_state.set_global_attribute(name, before)
+
+
+def callbacks_of_fit() -> list[keras.callbacks.Callback]:
+    """All callbacks of the `fit` that called one of them; none outside.
+
+    Keras tells a callback nothing of the others, but the list that calls it is
+    on the stack.
+    """
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, keras.callbacks.CallbackList):
+            return list(caller.callbacks)
+        frame = frame.f_back
+    return []
 
 
 class NamedBuffer(io.BytesIO):

@@ -205,6 +205,9 @@ class RunDirectory(Run):
             self._append(record)
             self._write_manifest()
 
+    def _forget_member(self, step: int) -> None:
+        del self._files.listed[file_name("members", step)]
+
     def correct(self, step: int) -> np.ndarray:
         num_samples = self.header.num_samples
         with self._files.read(file_name("rounds", step)) as file:

@@ -119,6 +119,20 @@ class Run(abc.ABC):
     ) -> None:
         """Keeps a round and, where it gave a member, the model's weights."""
 
+    def keep_latest(self, num: int) -> None:
+        """Gives up all members but the latest ones; their rounds stay.
+
+        On disk this is done with the next state that is saved, or when the run
+        is finished, so that a run that is resumed has those of its state.
+        """
+        for step in self.members[:-num]:
+            self._forget_member(step)
+        self.members = self.members[-num:]
+
+    @abc.abstractmethod
+    def _forget_member(self, step: int) -> None:
+        """Gives the room of a member back."""
+
     @abc.abstractmethod
     def correct(self, step: int) -> np.ndarray:
         """What the checkpoint of that round got right, shape `(n,)`."""
@@ -192,6 +206,9 @@ class MemoryRun(Run):
             weights = [np.array(weight) for weight in member.get_weights()]
             self._weights[record.step] = weights
             self.members.append(record.step)
+
+    def _forget_member(self, step: int) -> None:
+        del self._weights[step]
 
     def correct(self, step: int) -> np.ndarray:
         return unpack_bits(self._correct[step], self.header.num_samples)

@@ -11,11 +11,13 @@ from cbnn_keras import boosting, schedules
 from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.support import arguments
-from cbnn_keras.training.checkpointing import CheckpointCallback
+from cbnn_keras.training import intervals
+from cbnn_keras.training.checkpointing import CheckpointCallback, checked_flag
 from cbnn_keras.training.plan import (
     DEFAULT_NUM_CHECKPOINTS,
     Plan,
     compiled_rate,
+    known_steps,
 )
 from cbnn_keras.training.restarts import NewStarts, Restarting
 from cbnn_keras.training.task import Task
@@ -59,7 +61,12 @@ class CBNNCallback(CheckpointCallback):
         num_checkpoints: M, at most so many members, the final model included.
             Defaults to 6.
         interval: t, iterations between checkpoints, instead of
-            `num_checkpoints`.
+            `num_checkpoints`; or epochs as a text, such as `"1ep"`.
+        stops_early: Whether training may end before T. Checkpoints then come by
+            the time trained so far, an epoch apart and then less and less
+            often, and the latest M are kept: wherever training stops there are
+            several. Defaults to None: if `EarlyStopping` is among the callbacks
+            and neither `interval` nor `restarts` is given.
         total_steps: T, needed only where `fit` cannot know its steps.
         deviation_rate: eta, how fast weights change; 0 leaves training as it
             would be without, and the paper's choice is 0.01. Defaults to None:
@@ -133,7 +140,8 @@ class CBNNCallback(CheckpointCallback):
         directory: str | os.PathLike[str] | None = None,
         *,
         num_checkpoints: int | None = None,
-        interval: int | None = None,
+        interval: int | str | None = None,
+        stops_early: bool | None = None,
         total_steps: int | None = None,
         deviation_rate: float | None = None,
         largest_ratio: float | None = None,
@@ -156,6 +164,9 @@ class CBNNCallback(CheckpointCallback):
             interval=interval,
             restarts=restarts,
         )
+        if stops_early:
+            _check_alone(stops_early=True, interval=interval)
+            _check_alone(stops_early=True, restarts=restarts)
         _check_alone(deviation_rate=deviation_rate, largest_ratio=largest_ratio)
         super().__init__(
             directory,
@@ -167,7 +178,10 @@ class CBNNCallback(CheckpointCallback):
             resume=resume,
             overwrite=overwrite,
         )
-        self.interval = self._optional_integer("interval", interval)
+        self.interval = intervals.checked_interval("CBNNCallback", interval)
+        self.stops_early = checked_flag(
+            "CBNNCallback", "stops_early", stops_early
+        )
         self.largest_ratio = _checked_ratio(largest_ratio)
         self.deviation_rate = _checked_deviation_rate(deviation_rate)
         if largest_ratio is None and deviation_rate is None:
@@ -212,11 +226,17 @@ class CBNNCallback(CheckpointCallback):
 
         Members are the model at its checkpoints, all of them vote by lambda,
         and eta is 0.01 unless another `deviation_rate` is given. Takes the
-        arguments of the class but `average`, `members`, `largest_ratio` and
-        those of restarts.
+        arguments of the class but `average`, `members`, `largest_ratio`,
+        `stops_early` and those of restarts.
         """
         options.setdefault("deviation_rate", _PAPERS_RATE)
-        return cls(directory, average=False, members="all", **options)
+        return cls(
+            directory,
+            average=False,
+            members="all",
+            stops_early=False,
+            **options,
+        )
 
     def _check_task(self, task: Task) -> None:
         num_classes = task.classifier.num_classes
@@ -229,6 +249,7 @@ class CBNNCallback(CheckpointCallback):
         self._num_classes = num_classes
 
     def _adopt(self, settings: Settings) -> None:
+        super()._adopt(settings)
         policy = settings.policy
         if "rate" in self._open:
             self.deviation_rate = policy.deviation_rate
@@ -260,20 +281,20 @@ class CBNNCallback(CheckpointCallback):
         )
 
     def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
+        length, num_kept = total_steps, None
         if self.restarts is None:
-            interval = self.interval or schedules.checkpoint_interval(
-                total_steps, self.num_checkpoints or DEFAULT_NUM_CHECKPOINTS
-            )
-            steps = schedules.checkpoint_steps(total_steps, interval)
-            cycles = [total_steps]
-            settings: dict[str, object] = {"interval": interval}
+            checkpoints = self._checkpoints(total_steps, steps_per_epoch)
+            steps, cycles = checkpoints.steps, [total_steps]
+            settings = dict(checkpoints.settings)
+            length, num_kept = checkpoints.length, checkpoints.num_kept
         else:
             steps = cycles = schedules.restart_steps(total_steps, self.restarts)
             settings = {"restarts": self.restarts, **vars(self.new_starts)}
+            length = cycles[0]
         horizon = None
         if self.horizon is not None:
             settings["average"] = self.horizon
-            horizon = max(round(self.horizon * cycles[0]), 1)
+            horizon = max(round(self.horizon * length), 1)
         rate = highest = None
         if self.learning_rate == "cosine" or (
             self.learning_rate is None and self.restarts is not None
@@ -291,6 +312,33 @@ class CBNNCallback(CheckpointCallback):
             None if self.restarts is None else Restarting(self.new_starts),
             horizon,
             highest,
+            num_kept,
+        )
+
+    def _checkpoints(
+        self, total_steps: int, steps_per_epoch: int | None
+    ) -> intervals.Checkpoints:
+        num = self.num_checkpoints or DEFAULT_NUM_CHECKPOINTS
+        if self._has_growing_intervals(steps_per_epoch):
+            first = known_steps("CBNNCallback", steps_per_epoch)
+            return intervals.growing(total_steps, first, num)
+        if self.interval is None:
+            interval = schedules.checkpoint_interval(total_steps, num)
+        else:
+            interval = intervals.in_steps(
+                "CBNNCallback", self.interval, steps_per_epoch
+            )
+        return intervals.at_intervals(total_steps, interval)
+
+    def _has_growing_intervals(self, steps_per_epoch: int | None) -> bool:
+        if self.stops_early is not None:
+            return self.stops_early
+        if self._resumed is not None:  # which began before we were asked
+            return intervals.has_growing(self._resumed)
+        return (
+            self.interval is None
+            and bool(steps_per_epoch)
+            and intervals.may_stop_early(self._others)
         )
 
 

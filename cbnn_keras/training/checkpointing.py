@@ -9,6 +9,7 @@ and those of `baselines` have one each.
 import abc
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any, ClassVar, TypedDict
 
 import keras
@@ -24,6 +25,7 @@ from cbnn_keras.data.pipelines import (
 )
 from cbnn_keras.data.sample_weights import SampleWeights
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble, voting_members
+from cbnn_keras.models import keras_internals
 from cbnn_keras.runs.directory import (
     check_available,
     holds_run,
@@ -77,7 +79,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
             "num_checkpoints", num_checkpoints
         )
         self.total_steps = self._optional_integer("total_steps", total_steps)
-        self.from_logits = _checked_flag(self._name, "from_logits", from_logits)
+        self.from_logits = checked_flag(self._name, "from_logits", from_logits)
         self.validation_data = validation_data
         self.score_data = score_data
         self.resume = resume
@@ -85,6 +87,9 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         self._weights: SampleWeights | None = None
         self._fit: Fit | None = None
         self._course: Course | None = None
+        self._others: list[keras.callbacks.Callback] = []
+        # What decided on the run that is resumed, by name.
+        self._resumed: Mapping[str, Any] | None = None
         self._check_arguments()
 
     # What a method is.
@@ -99,6 +104,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
 
     def _adopt(self, settings: Settings) -> None:
         """Takes what the user left open from a run that is resumed."""
+        self._resumed = settings.own
 
     # What a user calls.
 
@@ -215,6 +221,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         reporter = Reporter(self.params.get("verbose", 0))
+        self._others = keras_internals.callbacks_of_fit()
         if not self.resume:
             self._check_directory()
         self._weights = claim_sample_weights(self)
@@ -232,8 +239,11 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         fit = Fit(self._name, task, self.params, reporter, self.validation_data)
         # Not before here: a `fit` that is refused leaves the last one's result.
         self._fit, self._course = fit, None
+        self._resumed = None
         if self.resume and self.directory and holds_run(self.directory):
             self._course = self._beginning().resume(fit, self.directory)
+            if self._course is None:  # it begins anew
+                self._resumed = None
         if self.directory:
             fit.watch_for_preemption(self.directory)
 
@@ -356,7 +366,8 @@ def _as_path(owner: str, directory: Any) -> pathlib.Path | None:
     return pathlib.Path(directory).absolute()
 
 
-def _checked_flag(owner: str, name: str, value: Any) -> bool | None:
+def checked_flag(owner: str, name: str, value: Any) -> bool | None:
+    """True, False or None, or a `ValueError`."""
     if value is not None and not isinstance(value, (bool, np.bool_)):
         raise ValueError(
             f"{owner}({name}={value!r}): {name} must be True, False or None."

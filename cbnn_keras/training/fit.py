@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -162,11 +163,34 @@ class Course:
             bare_optimizer(
                 self.task.model
             ).learning_rate = self.plan.compiled_rate
-        self.rounds.run.finish()
+        self.rounds.finish()
         self._is_finished = True
         advice = restart_advice(self.rounds.run)
         if advice is not None:
             self.reporter.line(f"{self.rounds.title}: {advice}")
+        self._warn_of_one()
+
+    def _warn_of_one(self) -> None:
+        """Says that there is no ensemble because training ended early."""
+        run, plan = self.rounds.run, self.plan
+        is_growing = plan.num_kept is not None
+        last = plan.steps[0] if is_growing else plan.steps[0] - 1
+        if len(plan.steps) == 1 or len(run.rounds) > 1 or self.step > last:
+            return
+        advice = "Tell `fit` fewer epochs, or take more checkpoints."
+        if is_growing:
+            advice = "Train for longer, as with more `patience`."
+        elif run.has_bound:
+            advice = (
+                "Checkpoints that come in time: `CBNNCallback(stops_early="
+                'True)`, or `interval="1ep"` for one every epoch.'
+            )
+        warnings.warn(
+            f"Training ended after step {self.step} of {plan.steps[-1]}, and "
+            f"the first checkpoint was to be at step {plan.steps[0]}: the "
+            f"ensemble is the final model alone. {advice}",
+            stacklevel=2,
+        )
 
 
 class Fit:

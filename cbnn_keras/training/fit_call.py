@@ -50,7 +50,9 @@ def divided(
     pipeline = {k: given.pop(k) for k in _OF_PIPELINE if k in given}
     others = keras.tree.flatten(given.pop("callbacks", []))
     others = [other for other in others if other is not callback]
-    return (x, y, pipeline), {**given, "callbacks": [callback, *others]}
+    # The pipeline shuffles; without this Keras warns that it does not.
+    left = {**given, "shuffle": False, "callbacks": [callback, *others]}
+    return (x, y, pipeline), left
 
 
 def _split(arrays: tuple[Any, ...], share: Any) -> tuple[Any, Any]:

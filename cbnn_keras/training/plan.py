@@ -84,6 +84,8 @@ class Plan:
             is over, or None for the last one.
         horizon: Over how many steps the weights of a member are averaged, or
             None for members that are the model at its checkpoint.
+        num_kept: How many members are kept, the latest ones, or None for all.
+            The rounds of the others stay.
     """
 
     steps: list[int]
@@ -93,6 +95,7 @@ class Plan:
     actions: Actions | None = None
     horizon: int | None = None
     compiled_rate: float | None = None
+    num_kept: int | None = None
 
 
 def by_step(owner: str, schedule: Any) -> Schedule | None:

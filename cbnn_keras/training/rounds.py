@@ -32,6 +32,7 @@ class Rounds:
         reporter: What people are told by.
         log_prefix: What names in `fit`'s logs begin with.
         member_weights: What of the model becomes a member.
+        num_kept: How many members are kept, the latest ones, or None for all.
 
     Attributes:
         title: What is printed begins with it.
@@ -45,8 +46,10 @@ class Rounds:
         reporter: Reporter,
         log_prefix: str,
         member_weights: MemberWeights,
+        num_kept: int | None = None,
     ) -> None:
         self.run = run
+        self._num_kept = num_kept
         self.member_weights = member_weights
         self._task = task
         self._accuracy = accuracy
@@ -123,10 +126,26 @@ class Rounds:
         self._booster = self.run.replay()
         self._task.weights.assign(self._booster.distribution)
 
+    @property
+    def num_members(self) -> int:
+        """How many members there are, but for those that are to go."""
+        num = len(self.run.members)
+        return num if self._num_kept is None else min(num, self._num_kept)
+
+    def finish(self) -> None:
+        """Ends the run, complete."""
+        self._drop_members()
+        self.run.finish()
+
+    def _drop_members(self) -> None:
+        if self._num_kept is not None:
+            self.run.keep_latest(self._num_kept)
+
     def save_state(
         self, step: int, epoch: int, method_state: MethodState
     ) -> None:
         """Keeps what training would be resumed from after that epoch."""
+        self._drop_members()
         try:
             self.run.save_state(self._task.model, step, epoch + 1, method_state)
         except FloatingPointError:
@@ -138,7 +157,7 @@ class Rounds:
         values = {
             "error": last.error if last else float("nan"),
             "vote": last.vote if last else float("nan"),
-            "members": len(self.run.members),
+            "members": self.num_members,
             "bound": last.bound if last else float("nan"),
         }
         logs = {f"{self._log_prefix}_{k}": v for k, v in values.items()}
@@ -189,7 +208,7 @@ class Rounds:
     def _tell(self, record: Round) -> None:
         error = f"weighted error {record.error:.4f}"
         if record.is_member:
-            num = len(self.run.members)
+            num = self.num_members
             text = (
                 f"{error}, vote {record.vote:.3f}, "
                 f"{num} member{'s' if num > 1 else ''}"

@@ -70,6 +70,8 @@ class Beginning:
         if plan.actions is not None:
             plan.actions.begin(course)
         steps = ", ".join(map(str, _shortened(course.pending)))
+        if plan.num_kept is not None:
+            steps += f", of which the latest {plan.num_kept} are kept"
         place = f"run in {self.directory}" if self.directory else "in memory"
         fit.reporter.line(
             f"{self._title}: checkpoints after steps {steps}; {place}"
@@ -133,6 +135,7 @@ class Beginning:
             MemberWeights()
             if plan.horizon is None
             else AveragedWeights(fit.task, plan.horizon, fit.reporter),
+            plan.num_kept,
         )
         return Course(plan, fit.task, rounds, fit.reporter, **where)
 

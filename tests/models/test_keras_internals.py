@@ -94,6 +94,22 @@ def test_global_seed_generator(broken):
     assert float(keras.random.uniform(())) == expected, broken
 
 
+def test_callback_list(broken):
+    """The other callbacks of a `fit` are found by one of them."""
+    seen = []
+
+    class Look(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            seen.extend(keras_internals.callbacks_of_fit())
+
+    model = chain()
+    model.compile("sgd", "mse")
+    callbacks = [Look(), keras.callbacks.TerminateOnNaN()]
+    model.fit(X, X[:, :2], verbose=0, callbacks=callbacks)
+    assert all(callback in seen for callback in callbacks), broken
+    assert keras_internals.callbacks_of_fit() == []
+
+
 def test_run_through_graph(broken):
     model = chain(keras.Model)
     called = []

@@ -229,8 +229,8 @@ def test_early_stopping_on_the_ensemble_ends_with_the_last_model(tmp_path):
         verbose=0,
     )
     assert len(log.epoch) == 3
-    assert [r["step"] for r in cbnn.history] == [18]
-    assert cbnn.history[0]["is_final"]
+    assert [r["step"] for r in cbnn.history] == [6, 12, 18]
+    assert [r["is_final"] for r in cbnn.history] == [False, False, True]
     loaded = CheckpointEnsemble.load(tmp_path / "run")
     np.testing.assert_array_equal(
         loaded.predict(x), model.predict(x, verbose=0)

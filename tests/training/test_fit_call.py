@@ -142,8 +142,8 @@ def test_validation_has_the_batches_of_training(monkeypatch):
     cbnn.fit(dense_model(), x, y, batch_size=7, callbacks=None)
     cbnn.fit(dense_model(), x, y, batch_size=7, validation_batch_size=9)
     assert sizes == [
-        {"validation_batch_size": 7, "callbacks": [cbnn]},
-        {"validation_batch_size": 9, "callbacks": [cbnn]},
+        {"validation_batch_size": 7, "shuffle": False, "callbacks": [cbnn]},
+        {"validation_batch_size": 9, "shuffle": False, "callbacks": [cbnn]},
     ]
 
 
