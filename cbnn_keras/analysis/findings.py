@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -158,18 +159,23 @@ def _notes_of(run: Run) -> Iterator[str]:
 
 
 def as_ensemble(
-    source: Source, max_bytes: int = MAX_BYTES
+    source: Source,
+    max_bytes: int = MAX_BYTES,
+    custom_objects: Mapping[str, Any] | None = None,
 ) -> CheckpointEnsemble:
     """The ensemble of a run directory, or the one that was given.
 
     Args:
         source: The ensemble, or where its run is.
         max_bytes: What the run may take, see `CheckpointEnsemble.load`.
+        custom_objects: Classes of the user by name, likewise.
     """
     if isinstance(source, CheckpointEnsemble):
         return source
     try:
-        return CheckpointEnsemble.load(source, max_bytes=max_bytes)
+        return CheckpointEnsemble.load(
+            source, max_bytes=max_bytes, custom_objects=custom_objects
+        )
     except ModelNeededError as error:
         raise ValueError(
             f"{error} Then, in Python: write_report([ensemble], 'report.html', "

@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         "report", help="show what runs have learned, in the browser"
     )
     options.add_report_options(report)
+    options.add_import(report)
     options.add_max_bytes(report)
     report.set_defaults(command=_report, error=report.error)
 
@@ -91,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     options.add_run(export)
     options.add_export_options(export)
+    options.add_import(export)
     options.add_max_bytes(export)
     export.set_defaults(command=_export, error=export.error)
 
@@ -102,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         "--run", type=pathlib.Path, required=True, help="directory of the run"
     )
     options.add_data_options(verify)
+    options.add_import(verify)
     options.add_max_bytes(verify)
     verify.set_defaults(command=_verify)
     return parser
@@ -152,6 +155,7 @@ def _report(parsed: argparse.Namespace) -> None:
         class_names=parsed.class_names,
         suspects=parsed.suspects,
         with_loss_plane=parsed.loss_plane,
+        modules=parsed.modules,
         max_bytes=parsed.max_bytes,
     )
     _print(f"The report is in {parsed.output}. Open it in a browser.")
@@ -178,6 +182,7 @@ def _export(parsed: argparse.Namespace) -> None:
         precision=parsed.precision,
         serving_config=parsed.serving_config,
         data=parsed.data,
+        modules=parsed.modules,
         max_bytes=parsed.max_bytes,
         **_serving_options(parsed),
     )
@@ -189,6 +194,7 @@ def _export(parsed: argparse.Namespace) -> None:
         preprocess=parsed.preprocess,
         data=parsed.data,
         tolerance=parsed.tolerance,
+        modules=parsed.modules,
     ):
         _print(f"  {command}")
 
@@ -202,6 +208,7 @@ def _verify(parsed: argparse.Namespace) -> None:
         parsed.artefact,
         parsed.run,
         data=parsed.data,
+        modules=parsed.modules,
         max_bytes=parsed.max_bytes,
         **_serving_options(parsed),
     )

@@ -4,11 +4,12 @@ import contextlib
 import pathlib
 import shlex
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 
+from cbnn_keras.commands.imports import imported_objects
 from cbnn_keras.commands.inputs import (
     faults_of,
     faults_of_data,
@@ -40,6 +41,7 @@ def export_run(
     precision: str = "float32",
     serving_config: str | None = None,
     data: pathlib.Path | None = None,
+    modules: Sequence[str] = (),
     max_bytes: int = MAX_BYTES,
     **options: Any,
 ) -> Artefact:
@@ -55,6 +57,8 @@ def export_run(
         serving_config: The directory of the models as TensorFlow Serving sees
             it, see `export_saved_model`.
         data: An `.npz` file with `x`, or with an array for each input.
+        modules: Modules of the user with the classes and functions of the
+            model.
         max_bytes: What the run, and the data, may take in memory.
         **options: The fields of `ServingOptions`, some of them as files:
             `priors`, an `.npy` file with the share of each class in training,
@@ -72,7 +76,11 @@ def export_run(
     with warnings.catch_warnings():
         # The export says whether it takes a run that is not finished.
         warnings.filterwarnings("ignore", "The run in .* is not finished")
-        ensemble = CheckpointEnsemble.load(run, max_bytes=max_bytes)
+        ensemble = CheckpointEnsemble.load(
+            run,
+            max_bytes=max_bytes,
+            custom_objects=imported_objects(modules),
+        )
     if num_members is not None:
         ensemble = ensemble.select(num=num_members)
     samples = None if data is None else load_inputs(data, max_bytes)
@@ -109,6 +117,7 @@ def verify_run(
     run: pathlib.Path,
     *,
     data: pathlib.Path | None = None,
+    modules: Sequence[str] = (),
     max_bytes: int = MAX_BYTES,
     **options: Any,
 ) -> Parity:
@@ -118,6 +127,7 @@ def verify_run(
         artefact: What an export wrote.
         run: The run directory.
         data: An `.npz` file with `x`, or with an array for each input.
+        modules: As in `export_run`.
         max_bytes: What the run, the artefact and the data may take in memory,
             each.
         **options: Those of `verify_artefact`; `preprocess` is a file.
@@ -127,7 +137,9 @@ def verify_run(
             is refused.
         ValueError: If they do not match.
     """
-    ensemble = CheckpointEnsemble.load(run, max_bytes=max_bytes)
+    ensemble = CheckpointEnsemble.load(
+        run, max_bytes=max_bytes, custom_objects=imported_objects(modules)
+    )
     samples = None if data is None else load_inputs(data, max_bytes)
     given = _read(options, max_bytes)
     with _faults(ensemble, given.get("preprocess"), data, samples):
@@ -173,6 +185,7 @@ def next_commands(
     preprocess: pathlib.Path | None = None,
     data: pathlib.Path | None = None,
     tolerance: float | None = None,
+    modules: Sequence[str] = (),
 ) -> list[str]:
     """What to type after an export: how to verify it, and how to serve it.
 
@@ -183,12 +196,14 @@ def next_commands(
         preprocess: The file that the export was given, if it was.
         data: The data that the export was given, if it was.
         tolerance: The tolerance that the export was given, if it was.
+        modules: The modules that the export was given.
     """
     verify = ["cbnn", "verify", str(path), "--run", str(run)]
     for option, value in (
         ("--preprocess", preprocess),
         ("--data", data),
         ("--tolerance", tolerance),
+        *(("--import", module) for module in modules),
     ):
         if value is not None:
             verify += [option, str(value)]

@@ -43,6 +43,19 @@ def add_max_bytes(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="a module of yours, looked for in the working directory first, "
+        "that defines the layers and functions of the model; it is imported, "
+        "so its code runs; may be given several times",
+    )
+
+
 def add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "runs",

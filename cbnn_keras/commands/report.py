@@ -8,6 +8,7 @@ from cbnn_keras.analysis.evaluation import Labelled
 from cbnn_keras.analysis.findings import Findings, Source, as_ensemble
 from cbnn_keras.analysis.report import write_report
 from cbnn_keras.analysis.report.report import check_names
+from cbnn_keras.commands.imports import imported_objects
 from cbnn_keras.commands.inputs import (
     faults_of,
     faults_of_data,
@@ -29,6 +30,7 @@ def report_files(
     class_names: pathlib.Path | None = None,
     suspects: pathlib.Path | None = None,
     with_loss_plane: bool = False,
+    modules: Sequence[str] = (),
     max_bytes: int = MAX_BYTES,
 ) -> list[Findings]:
     """Writes the report of run directories and data files.
@@ -40,6 +42,8 @@ def report_files(
         class_names: A text file with the name of a class in each line.
         suspects: The file to write the suspicious labels to.
         with_loss_plane: Whether to add the loss around three members.
+        modules: Modules of the user with the classes and functions of the
+            models.
         max_bytes: What each run, and each data file, may take in memory.
 
     Returns:
@@ -65,7 +69,8 @@ def report_files(
             check_names(run, labels)
     with contextlib.ExitStack() as stack:
         if data:
-            ensembles = [as_ensemble(run, max_bytes) for run in runs]
+            custom = imported_objects(modules)
+            ensembles = [as_ensemble(run, max_bytes, custom) for run in runs]
             sources = list(ensembles)
             _name_faults(stack, ensembles, dict(zip(data, sets, strict=True)))
         return write_report(

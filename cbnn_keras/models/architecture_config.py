@@ -7,6 +7,7 @@ become code, a path that is opened, or a module that is imported. Nothing here
 relies on checks of Keras, which differ between its versions.
 """
 
+import builtins
 import inspect
 import json
 from collections.abc import Iterator, Mapping
@@ -32,7 +33,7 @@ _PUBLIC = {
     "keras.random": keras.random,
     "keras.quantizers": keras.quantizers,
 }
-_PARTS = (
+PARTS = (
     keras.Operation,  # layers and models too
     keras.initializers.Initializer,
     keras.regularizers.Regularizer,
@@ -236,6 +237,9 @@ def _check_function(
     registered = node.get("registered_name")
     if not isinstance(name, str) or registered not in (None, name, "function"):
         raise ValueError(f"it names a function {name!r} under another name")
+    if module == "builtins" and not hasattr(builtins, name):
+        # Where Keras says that functions of a user are, too.
+        module = module if hasattr(keras.activations, name) else None
     if not _is_of_keras(module) and module != "builtins":
         unknown.append(_full_name(module, name))
         return
@@ -256,6 +260,14 @@ def _check_class(
 ) -> None:
     name, module, config = node["class_name"], node["module"], node["config"]
     registered = node.get("registered_name", name)
+    is_lambda = name == "Lambda" and registered in (None, name)
+    if _is_of_keras(module) and is_lambda:
+        function = _function_of(config)
+        if function in custom_objects:
+            return  # code that the user has given, and none in the file
+        if function is not None:
+            unknown.append(function)
+            return
     if _is_of_keras(module) and name in _CODE:
         raise ValueError(
             f"it has a layer {name}, which is code or loads code from elsewhere"
@@ -285,6 +297,16 @@ def _check_class(
             )
 
 
+def _function_of(config: Any) -> str | None:
+    """What the function of a Lambda layer is called, if it is a user's."""
+    node = config.get("function") if isinstance(config, dict) else None
+    if not isinstance(node, dict) or node.get("class_name") != "function":
+        return None
+    name, module = node.get("config"), node.get("module")
+    is_name = isinstance(name, str) and not hasattr(builtins, name)
+    return name if is_name and not _is_of_keras(module) else None
+
+
 def _is_literal(value: Any) -> bool:
     """Whether there are values or nothing, and not the name of a file."""
     if isinstance(value, dict) and value.get("class_name") in _ARRAYS:
@@ -309,7 +331,7 @@ def _full_name(module: Any, name: str) -> str:
 
 
 def _is_part_of_models(module: str, name: str) -> bool:
-    return _class(module, name, _PARTS) is not None
+    return _class(module, name, PARTS) is not None
 
 
 def _is_layer(node: Json) -> bool:

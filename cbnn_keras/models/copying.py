@@ -14,15 +14,18 @@ import shutil
 import tempfile
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
 
-from cbnn_keras.models import keras_internals
+from cbnn_keras.models import keras_internals, live_objects
 from cbnn_keras.models.foreign import Foreign
+from cbnn_keras.models.revival import quiet_builds, revivable
+from cbnn_keras.models.state import process_generators_kept
 from cbnn_keras.support import files
 from cbnn_keras.support.aliases import Json
+from cbnn_keras.support.faults import shortened
 from cbnn_keras.support.files import Fingerprint
 
 
@@ -138,36 +141,61 @@ def copies(
             in float32.
         foreign: How the model was read, if it is from a file: the copies are
             read in the same way. None for a model that was made in this
-            process, whose lambdas are the user's own.
+            process, whose classes and functions are the user's own.
 
     Raises:
         ValueError: If the model cannot be described or not be rebuilt from its
             description.
     """
+    own: contextlib.AbstractContextManager[dict[str, Any]] = (
+        contextlib.nullcontext({})
+        if foreign
+        else live_objects.named_objects(model)
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "model.keras"
         try:
-            _save_architecture(
-                model, path, _with_float32 if in_float32 else bytes
-            )
-            load = foreign.load if foreign else _load_own
-            with _policy("float32") if in_float32 else contextlib.nullcontext():
+            with own as named:
+                _save_architecture(
+                    model, path, _with_float32 if in_float32 else bytes
+                )
+            load = foreign.load if foreign else _loader(named)
+            policy = "float32" if in_float32 else keras.config.dtype_policy()
+            with _policy(policy), quiet_builds():
                 return [load(path) for _ in range(num)]
-        except (NotImplementedError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"Keras cannot copy {type(model).__name__}. Give the class a "
-                "`get_config` and decorate it with "
-                "`@keras.saving.register_keras_serializable()`, or build the "
-                f"model from layers (Functional or Sequential). Keras: {error}"
-            ) from error
+        except Exception as error:  # of Keras, or of the user's classes
+            raise ValueError(_not_copied(model, error)) from error
 
 
-def _load_own(path: pathlib.Path) -> keras.Model:
-    return keras.saving.load_model(str(path), compile=False, safe_mode=False)
+def _loader(named: Mapping[str, Any]) -> Callable[[pathlib.Path], keras.Model]:
+    def load(path: pathlib.Path) -> keras.Model:
+        return keras.saving.load_model(
+            str(path), revivable(named), compile=False, safe_mode=False
+        )
+
+    return load
+
+
+def _not_copied(model: keras.Model, error: Exception) -> str:
+    """Says which classes have no `get_config` that does, if it is that."""
+    names = []
+    for layer in keras_internals.layers_within(model):
+        try:
+            layer.get_config()
+        except Exception:  # of the user's classes
+            if not keras_internals.is_of_keras(type(layer)):
+                names.append(type(layer).__name__)
+    culprits = " and ".join(sorted(set(names))) or "its classes"
+    return (
+        f"Keras cannot copy {type(model).__name__}. Give {culprits} a "
+        "`get_config` that returns all arguments of `__init__`, or build the "
+        "model from Keras' own layers, Functional or Sequential. Keras: "
+        f"{shortened(error)}"
+    )
 
 
 @contextlib.contextmanager
-def _policy(name: str) -> Iterator[None]:
+def _policy(name: Any) -> Iterator[None]:
     """Sets the policy of layers that are made by a class of the user."""
     kept = keras.config.dtype_policy()
     keras.config.set_dtype_policy(name)
@@ -175,6 +203,27 @@ def _policy(name: str) -> Iterator[None]:
         yield
     finally:
         keras.config.set_dtype_policy(kept)
+
+
+def why_not_rebuilt(model: keras.Model) -> str | None:
+    """Why files alone will not give a model again, as a sentence, or None.
+
+    It is tried, with a copy, where a model has classes of the user; those can
+    be given by name. Generators of the process are left as they were.
+    """
+    if not live_objects.has_own_parts(model):
+        return None
+    if live_objects.has_lambda(model):
+        return (
+            "It has a lambda, which is code that no file is trusted with: a "
+            "named function, `def`, can be given by its name."
+        )
+    try:
+        with process_generators_kept():
+            copies(model, 1)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 def is_float32(model: keras.Model) -> bool:
@@ -197,7 +246,7 @@ def architecture_id(model: keras.Model) -> str:
         # `str` has an address or a name in it.
         with _without_training(model):
             config = keras.saving.serialize_keras_object(model.get_config())
-    except (NotImplementedError, TypeError, ValueError):
+    except Exception:  # of the user's classes, or of Keras
         config = {}
     description = [type(model).__name__, shapes, _anonymous(config)]
     text = json.dumps(description, sort_keys=True, default=str)

@@ -21,6 +21,7 @@ from cbnn_keras.models import (
     keras_archive,
     keras_internals,
 )
+from cbnn_keras.models.revival import quiet_builds, revivable
 from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.faults import RunError, faults_named, shortened
 from cbnn_keras.support.files import MAX_BYTES, open_regular
@@ -97,7 +98,7 @@ class Foreign:
             "load it with a higher limit, max_bytes."
         )
         try:
-            with tf.variable_creator_scope(budget.create):
+            with tf.variable_creator_scope(budget.create), quiet_builds():
                 model = build()
             if not isinstance(model, keras.Model):
                 raise TypeError(f"it describes a {type(model).__name__}")
@@ -116,12 +117,15 @@ class Foreign:
 
     def _rebuilt(self, config: Json) -> keras.Model:
         return keras.saving.deserialize_keras_object(
-            config, dict(self.custom_objects), safe_mode=True
+            config, revivable(self.custom_objects), safe_mode=True
         )
 
     def _loaded(self, path: pathlib.Path) -> keras.Model:
         return keras.saving.load_model(
-            str(path), dict(self.custom_objects), compile=False, safe_mode=True
+            str(path),
+            revivable(self.custom_objects),
+            compile=False,
+            safe_mode=True,
         )
 
 
@@ -239,7 +243,6 @@ def _asking_for(path: pathlib.Path, names: list[str]) -> RebuildError:
     example = names[0].rpartition(".")[2].rpartition(">")[2]
     return RebuildError(
         f"{path} names classes or functions that are not known here: {listed}. "
-        "Import them and decorate them with "
-        "`@keras.saving.register_keras_serializable()`, or open them by name: "
-        f"custom_objects={{{example!r}: {example}}}."
+        f"Open them by name, custom_objects={{{example!r}: {example}}}, or on "
+        "the command line by the module that defines them, --import my_module."
     )

@@ -5,10 +5,13 @@ Keras format saves, and those of the optimizer.
 """
 
 import contextlib
+import random
 from collections.abc import Iterator
 
 import keras
 import numpy as np
+
+from cbnn_keras.models import keras_internals
 
 
 def capture_state(model: keras.Model) -> dict[str, np.ndarray]:
@@ -75,6 +78,18 @@ def generators_kept(model: keras.Model) -> Iterator[None]:
     finally:
         for state, value in zip(states, kept, strict=True):
             state.assign(value)
+
+
+@contextlib.contextmanager
+def process_generators_kept() -> Iterator[None]:
+    """Puts the generators of Python, NumPy and Keras back afterwards."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with keras_internals.global_generator_kept():
+            yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 def _variables(model: keras.Model) -> dict[str, keras.Variable]:

@@ -6,7 +6,6 @@ whatever else the step changes is put back.
 """
 
 import contextlib
-import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras.models import keras_internals, replicas
+from cbnn_keras.models import replicas
+from cbnn_keras.models.state import process_generators_kept
 
 
 def step_gradients(model: keras.Model, batch: Any) -> list[np.ndarray]:
@@ -51,13 +51,10 @@ def _left_alone(model: keras.Model) -> Iterator[None]:
         *(v for v in vars(model).values() if isinstance(v, tf.Variable)),
     ]
     kept = [np.array(keras.ops.convert_to_numpy(v)) for v in variables]
-    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        with keras_internals.global_generator_kept():
+        with process_generators_kept():
             yield
     finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
         for variable, value in zip(variables, kept, strict=True):
             # Not where nothing was changed: replicas have values of their own.
             now = np.asarray(keras.ops.convert_to_numpy(variable))

@@ -317,8 +317,10 @@ class RunDirectory(Run):
             self._files.path(name).unlink(missing_ok=True)
         try:
             architecture = copying.architecture_bytes(model)
-        except (NotImplementedError, TypeError, ValueError):
-            pass  # Keras cannot describe it
+        except OSError:
+            raise
+        except Exception:  # of the user's classes, or of Keras
+            pass  # it cannot be described
         else:
             self._files.add(MODEL, architecture)
         if own_distribution is not None:

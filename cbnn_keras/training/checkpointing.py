@@ -9,6 +9,7 @@ and those of `baselines` have one each.
 import abc
 import os
 import pathlib
+import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypedDict
 
@@ -25,7 +26,7 @@ from cbnn_keras.data.pipelines import (
 )
 from cbnn_keras.data.sample_weights import SampleWeights
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble, voting_members
-from cbnn_keras.models import keras_internals
+from cbnn_keras.models import copying, keras_internals
 from cbnn_keras.runs.directory import (
     check_available,
     holds_run,
@@ -236,6 +237,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         check_weights_are_used(
             self._name, task, is_boosted=self.deviation_rate > 0
         )
+        self._warn_of_rebuilding()
         fit = Fit(self._name, task, self.params, reporter, self.validation_data)
         # Not before here: a `fit` that is refused leaves the last one's result.
         self._fit, self._course = fit, None
@@ -316,6 +318,17 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
                 overwrite=self.overwrite,
                 advice="Choose another directory, resume that run "
                 "(`resume=True`), or replace it (`overwrite=True`).",
+            )
+
+    def _warn_of_rebuilding(self) -> None:
+        """Says now, and not after training, what the files will not do."""
+        reason = self.directory and copying.why_not_rebuilt(self.model)
+        if reason:
+            warnings.warn(
+                f"{self._name}: the model cannot be built again from the run "
+                f"alone. {reason} Or load the run with a model that you build "
+                "as here: CheckpointEnsemble.load(directory, model=model).",
+                stacklevel=2,
             )
 
     def _beginning(self) -> Beginning:

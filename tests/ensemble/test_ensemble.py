@@ -822,7 +822,7 @@ def test_members_of_a_class_without_a_description_stay_in_half_precision():
     ensemble = ensemble_of(undescribed_model(), [1.0])
     with pytest.raises(
         ValueError,
-        match="^Keras cannot copy Undescribed. Give the class a `get_config`",
+        match="^Keras cannot copy Undescribed. Give Undescribed a `get_config`",
     ):
         ensemble.in_float32()
 
@@ -989,8 +989,8 @@ def test_class_that_is_not_known_is_asked_for(tmp_path):
     with pytest.raises(
         ValueError,
         match="^The architecture in .*run cannot be rebuilt here.*"
-        r"not known here: test_ensemble\.Local\. Import them.*"
-        r"register_keras_serializable.*custom_objects=\{'Local': Local\}\. Or "
+        r"not known here: test_ensemble\.Local\. Open them by name, "
+        r"custom_objects=\{'Local': Local\}, or on .* --import my_module\. Or "
         r"pass a model that you built: .*load\(directory, model=model\)\.$",
     ):
         CheckpointEnsemble.load(tmp_path / "run")

@@ -132,7 +132,7 @@ class Doubled(layers.Layer):
 def test_classes_are_opened_by_name_and_stay_so_in_copies(tmp_path):
     model = keras.Sequential([keras.Input((4,)), Doubled(), layers.Dense(3)])
     memory_ensemble(model, [1.0], from_logits=True).save(tmp_path / "run")
-    with pytest.raises(ModelNeededError, match=r"Doubled\. Import") as caught:
+    with pytest.raises(ModelNeededError, match=r"Doubled\. Open") as caught:
         CheckpointEnsemble.load(tmp_path / "run")
     assert isinstance(caught.value, RunError)
     mine = {"Doubled": Doubled}

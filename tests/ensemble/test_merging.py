@@ -1191,8 +1191,8 @@ def test_class_without_a_description_is_not_merged():
     ensemble = subclassed(model)
     with pytest.raises(
         ValueError,
-        match="^Keras cannot copy Undescribed. Give the class a `get_config` "
-        "and decorate it with `@keras.saving.register_keras_serializable",
+        match="^Keras cannot copy Undescribed. Give Undescribed a "
+        "`get_config` that returns all arguments of `__init__`",
     ):
         ensemble.as_model(inputs=keras.Input((4,)))
 

@@ -72,7 +72,7 @@ HIDDEN = "array of objects"
         (function("keras.src.utils.python_utils", "func_load"), PART),
         (function("builtins", "eval"), PART),
         (function("builtins", "__import__"), PART),
-        (function("builtins", "get_file"), PART),
+        (function("builtins", "get_file"), "classes of its maker: get_file"),
         (function("keras.layers", "Dense"), PART),
         (function("keras.ops", "relu", "eval"), "under another name"),
         (function("keras.ops", ["relu"]), "under another name"),
@@ -225,6 +225,58 @@ def test_classes_of_the_user_are_let_through():
         check(model_with(code), mine)
     with pytest.raises(ValueError, match=CODE):
         check(model_with(instance("keras.layers", "Lambda")), {"Lambda": int})
+
+
+def named_lambda(name="named", registered=None, module="builtins"):
+    return instance(
+        *("keras.layers", "Lambda", registered),
+        function=function(module, name),
+    )
+
+
+def test_a_lambda_layer_is_let_through_with_a_function_that_was_given():
+    mine = {"named": os.getcwd}
+    check(model_with(named_lambda()), mine)
+    with pytest.raises(UnknownClassesError, match="its maker: named$"):
+        check(model_with(named_lambda()))
+    with pytest.raises(UnknownClassesError, match="its maker: other"):
+        check(model_with(named_lambda("other")), mine)
+
+
+@keras.saving.register_keras_serializable("test_config")
+def registered_function(x):
+    return x
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        # What is registered may be somebody else's, and takes arguments here.
+        (named_lambda("test_config>registered_function"), "of its maker"),
+        (named_lambda("eval"), CODE),
+        (named_lambda("relu", module="keras.activations"), CODE),
+        (named_lambda("get_file", module="keras.utils"), CODE),
+        (named_lambda("named", "Given"), CODE),
+        (
+            instance(
+                *("keras.layers", "Lambda", "Lambda"),
+                function=function("builtins", "named"),
+                mask={"class_name": "__lambda__", "config": {}},
+            ),
+            CODE,
+        ),
+        (
+            instance(
+                *("keras.layers", "Lambda", "Lambda"),
+                function={"class_name": "__lambda__", "config": {}},
+            ),
+            CODE,
+        ),
+    ],
+)
+def test_no_other_lambda_layer_is(layer, message):
+    with pytest.raises(ValueError, match=message):
+        check(model_with(layer), {"named": os.getcwd, "Given": Registered})
 
 
 def test_training_of_the_model_itself_is_not_looked_at():

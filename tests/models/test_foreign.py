@@ -165,9 +165,9 @@ def test_classes_of_the_maker_are_named_and_can_be_opened(tmp_path):
     path = saved(model, tmp_path / "model.keras")
     refused(
         path,
-        r"not known here: .*Doubled\. Import them and decorate them with "
-        r"`@keras.saving.register_keras_serializable\(\)`, or open them by "
-        r"name: custom_objects=\{'Doubled': Doubled\}\.$",
+        r"not known here: .*Doubled\. Open them by name, custom_objects="
+        r"\{'Doubled': Doubled\}, or on the command line by the module that "
+        r"defines them, --import my_module\.$",
     )
     opened = Foreign({"Doubled": Doubled})
     loaded = opened.load(path)

@@ -1,0 +1,212 @@
+"""Tests of `--import`: models with classes of the user, in another process."""
+
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from helpers import blobs
+
+from cbnn_keras import CBNNCallback, CheckpointEnsemble
+from cbnn_keras.commands import cli
+from cbnn_keras.commands.imports import imported_objects
+
+MODULE = """
+import keras
+from os.path import join
+from keras.layers import Dense
+
+FACTOR = 2.0
+
+
+class Block(keras.layers.Layer):
+    def __init__(self, units):
+        super().__init__()
+        self.dense = keras.layers.Dense(units)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def doubled(x):
+    return FACTOR * x
+
+
+class Unrelated:
+    pass
+"""
+
+TRAINING = """
+import keras
+from own_layers import Block, doubled
+
+from cbnn_keras import CBNNCallback
+from helpers import blobs
+
+keras.utils.set_random_seed(0)
+model = keras.Sequential(
+    [
+        keras.Input((4,)),
+        Block(8),
+        keras.layers.Dense(8, activation=doubled),
+        keras.layers.Lambda(doubled),
+        keras.layers.Dense(3, activation="softmax"),
+    ]
+)
+model.compile(
+    keras.optimizers.Adam(0.05), "sparse_categorical_crossentropy"
+)
+x, y = blobs()
+CBNNCallback("run", num_checkpoints=2).fit(
+    model, x, y, epochs=4, verbose=0, seed=1
+)
+"""
+
+
+@pytest.fixture(scope="module")
+def trained_in_another_process(tmp_path_factory):
+    """A directory with a module and a run of a model that is made of it."""
+    directory = tmp_path_factory.mktemp("imports")
+    (directory / "own_layers.py").write_text(MODULE)
+    tests = os.path.dirname(os.path.dirname(__file__))
+    path = os.pathsep.join([str(directory), tests, *sys.path])
+    subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", TRAINING],
+        cwd=directory,
+        env=os.environ | {"PYTHONPATH": path},
+        check=True,
+    )
+    return directory
+
+
+@pytest.fixture
+def directory(trained_in_another_process, monkeypatch):
+    monkeypatch.chdir(trained_in_another_process)
+    yield trained_in_another_process
+    sys.modules.pop("own_layers", None)
+
+
+def test_a_model_with_classes_of_the_user_is_exported_and_verified(
+    directory, capsys
+):
+    output = directory / "exported"
+    command = ["export", "run", "--output", str(output)]
+    assert cli.main(command) == 2
+    assert "Block. Open them" in capsys.readouterr().err.replace(
+        ", doubled", ""
+    )
+    assert "own_layers" not in sys.modules
+    assert cli.main([*command, "--import", "own_layers"]) == 0
+    assert "--run run --import own_layers" in capsys.readouterr().out
+    verify = ["verify", str(output / "1"), "--run", "run"]
+    assert cli.main(verify) == 2
+    assert cli.main([*verify, "--import", "own_layers"]) == 0
+    assert "matches" in capsys.readouterr().out
+
+
+def test_a_report_of_it(directory, capsys):
+    x, y = blobs(seed=1)
+    np.savez(directory / "test.npz", x=x, y=y)
+    command = ["report", "run", "--data", "test.npz"]
+    assert cli.main(command) == 1
+    assert "--import my_module" in capsys.readouterr().err
+    assert cli.main([*command, "--import", "own_layers"]) == 0
+    assert "accuracy" in (directory / "report.html").read_text()
+
+
+def test_custom_objects_do_the_same_in_python(directory):
+    objects = imported_objects(["own_layers"])
+    ensemble = CheckpointEnsemble.load("run", custom_objects=objects)
+    x, _ = blobs()
+    np.testing.assert_allclose(
+        ensemble.as_model().predict(x, verbose=0),
+        ensemble.predict(x, verbose=0),
+        atol=1e-6,
+    )
+
+
+def test_what_a_module_opens(directory):
+    found = imported_objects(["own_layers"])
+    # Its own classes for models and its own functions, and nothing it imports.
+    assert set(found) == {"Block", "doubled"}
+    assert str(directory) not in sys.path
+    assert imported_objects([]) == {}
+    assert imported_objects(["own_layers", "own_layers"]) == found
+
+
+def test_a_module_that_is_not_there_or_fails(directory):
+    with pytest.raises(
+        ValueError,
+        match=r"--import no_such: No module named 'no_such'\. .*without \.py",
+    ):
+        imported_objects(["no_such"])
+    (directory / "failing.py").write_text("1 / 0")
+    with pytest.raises(
+        ValueError, match="--import failing: .* ZeroDivisionError: division by"
+    ):
+        imported_objects(["failing"])
+    (directory / "second.py").write_text(
+        "import keras\nclass Block(keras.layers.Layer): pass\n"
+    )
+    with pytest.raises(ValueError, match="two 'Block' in own_layers, second"):
+        imported_objects(["own_layers", "second"])
+    sys.modules.pop("second")
+
+
+def test_a_run_with_a_lambda_says_so_before_training(tmp_path):
+    def made(*layers):
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                *layers,
+                keras.layers.Dense(3, activation="softmax"),
+            ]
+        )
+        model.compile(
+            keras.optimizers.Adam(0.1), "sparse_categorical_crossentropy"
+        )
+        return model
+
+    x, y = blobs()
+    model = made(keras.layers.Lambda(lambda x: 2 * x))
+    cbnn = CBNNCallback(tmp_path / "run", num_checkpoints=2)
+    with pytest.warns(
+        UserWarning,
+        match=r"CBNNCallback: the model cannot be built again from the run "
+        r"alone\. It has a lambda.*load\(directory, model=model\)\.$",
+    ):
+        cbnn.fit(model, x, y, epochs=3, verbose=0)
+    # What it advises works, exports included.
+    ensemble = CheckpointEnsemble.load(tmp_path / "run", model=model)
+    expected = ensemble.predict(x, verbose=0)
+    np.testing.assert_allclose(
+        ensemble.as_model().predict(x, verbose=0), expected, atol=1e-6
+    )
+    np.testing.assert_array_equal(
+        cbnn.ensemble().predict(x, verbose=0), expected
+    )
+
+
+def test_a_class_without_a_description_is_named_before_training(tmp_path):
+    class Shy(keras.layers.Layer):
+        def __init__(self, thing):
+            super().__init__()
+
+        def call(self, x):
+            return x
+
+    model = keras.Sequential(
+        [keras.Input((4,)), Shy(object()), keras.layers.Dense(3)]
+    )
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.1), loss)
+    cbnn = CBNNCallback(tmp_path / "run", num_checkpoints=2)
+    with pytest.warns(UserWarning, match="Give Shy a `get_config` that ret"):
+        cbnn.fit(model, *blobs(), epochs=3, verbose=0)
+    loaded = CheckpointEnsemble.load(tmp_path / "run", model=model)
+    assert len(loaded) == 2
