@@ -22,7 +22,7 @@ from compiled_loop import CompiledLoop
 
 from cbnn_keras import boosting, imbalance, metrics, schedules
 from cbnn_keras.boosting_policies import Boosting, EqualVotes
-from cbnn_keras.training.callback import (
+from cbnn_keras.training.boosting_options import (
     DEFAULT_HORIZON,
     DEFAULT_RATIO,
     TRUSTED_MARGIN,

@@ -106,6 +106,10 @@ class SnapshotBoosting(CheckpointCallback):
             allowed="a number of at least 0",
         )
 
+    @property
+    def _is_boosted(self) -> bool:
+        return self.deviation_rate > 0
+
     def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
         stages = _Stages(self)
         settings = {

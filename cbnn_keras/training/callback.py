@@ -5,13 +5,11 @@ import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import numpy as np
-
 from cbnn_keras import boosting, schedules
-from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.support import arguments
 from cbnn_keras.training import intervals
+from cbnn_keras.training.boosting_options import BoostingOptions
 from cbnn_keras.training.checkpointing import CheckpointCallback, checked_flag
 from cbnn_keras.training.plan import (
     DEFAULT_NUM_CHECKPOINTS,
@@ -22,13 +20,6 @@ from cbnn_keras.training.plan import (
 from cbnn_keras.training.restarts import NewStarts, Restarting
 from cbnn_keras.training.task import Task
 
-# What `benchmarks/accuracy.py` speaks for; docs/results.md has the evidence.
-# The horizon of an averaged member, as a share of its cycle or of the run.
-DEFAULT_HORIZON = 0.05
-# How far above the last member's a training error may be to be trusted.
-TRUSTED_MARGIN = 0.005
-# More harms where labels are wrong, and less hardly moves a weight.
-DEFAULT_RATIO = 1.1
 _PAPERS_RATE = 0.01  # eta
 
 
@@ -182,41 +173,21 @@ class CBNNCallback(CheckpointCallback):
         self.stops_early = checked_flag(
             "CBNNCallback", "stops_early", stops_early
         )
-        self.largest_ratio = _checked_ratio(largest_ratio)
-        self.deviation_rate = _checked_deviation_rate(deviation_rate)
-        if largest_ratio is None and deviation_rate is None:
-            self.largest_ratio = DEFAULT_RATIO
-        self.expected_error = arguments.number(
-            "CBNNCallback",
-            "expected_error",
-            expected_error,
-            above=0,
-            below=1,
-            allowed="a number between 0 and 1, below 1 - 1/k for k classes; "
-            "the default is 0.05",
-        )
-        self.horizon = _checked_horizon(True if average is None else average)
         self.restarts = _checked_restarts(restarts)
-        if members is None:
-            self.trusted_margin = None if restarts else TRUSTED_MARGIN
-        else:
-            self.trusted_margin = _trusted_margin(members)
-        self.trusted_ratio: float | None = None  # of runs of format 3
-        # What a run that is resumed decides, because nobody else has.
-        self._open = {
-            name
-            for name, value in {
-                "rate": (deviation_rate, largest_ratio),
-                "average": (average,),
-                "members": (members,),
-            }.items()
-            if all(one is None for one in value)
-        }
+        self.boosting = BoostingOptions.checked(
+            "CBNNCallback",
+            deviation_rate=deviation_rate,
+            largest_ratio=largest_ratio,
+            expected_error=expected_error,
+            average=average,
+            members=members,
+            has_restarts=restarts is not None,
+        )
         self.new_starts = NewStarts.checked(
             "CBNNCallback", keep, restart_from, head
         )
         self.learning_rate = _checked_rate(learning_rate)
-        self._num_classes: int | None = None  # known when `fit` begins
+        self._num_classes = 2  # how many there are is known when `fit` begins
 
     @classmethod
     def paper(
@@ -240,45 +211,22 @@ class CBNNCallback(CheckpointCallback):
 
     def _check_task(self, task: Task) -> None:
         num_classes = task.classifier.num_classes
-        if not boosting.is_better_than_chance(self.expected_error, num_classes):
+        error = self.boosting.expected_error
+        if not boosting.is_better_than_chance(error, num_classes):
             raise ValueError(
-                f"CBNNCallback(expected_error={self.expected_error}): must be "
+                f"CBNNCallback(expected_error={error}): must be "
                 f"below {1 - 1 / num_classes:.4g}, the error of guessing one "
                 f"of {num_classes} classes."
             )
         self._num_classes = num_classes
 
+    @property
+    def _is_boosted(self) -> bool:
+        return self.boosting.may_reweight
+
     def _adopt(self, settings: Settings) -> None:
         super()._adopt(settings)
-        policy = settings.policy
-        if "rate" in self._open:
-            self.deviation_rate = policy.deviation_rate
-            self.largest_ratio = None
-        if "average" in self._open:
-            self.horizon = settings.own.get("average")
-        if "members" in self._open:
-            self.trusted_margin = policy.trusted_margin
-        if "members" in self._open or self.trusted_margin is not None:
-            # "trusted" as it was meant when the run began.
-            self.trusted_ratio = policy.trusted_ratio
-        if self.trusted_ratio is not None:
-            self.trusted_margin = None
-
-    def _policy(self, num_checkpoints: int) -> Boosting:
-        rate = self.deviation_rate
-        if rate is None and self.largest_ratio and self._num_classes:
-            rate = boosting.rate_of_ratio(
-                self.largest_ratio,
-                num_checkpoints,
-                self.expected_error,
-                self._num_classes,
-            )
-        return Boosting(
-            _PAPERS_RATE if rate is None else rate,
-            self.expected_error,
-            self.trusted_margin,
-            self.trusted_ratio,
-        )
+        self.boosting = self.boosting.adopted(settings)
 
     def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
         length, num_kept = total_steps, None
@@ -292,9 +240,9 @@ class CBNNCallback(CheckpointCallback):
             settings = {"restarts": self.restarts, **vars(self.new_starts)}
             length = cycles[0]
         horizon = None
-        if self.horizon is not None:
-            settings["average"] = self.horizon
-            horizon = max(round(self.horizon * length), 1)
+        if self.boosting.horizon is not None:
+            settings["average"] = self.boosting.horizon
+            horizon = max(round(self.boosting.horizon * length), 1)
         rate = highest = None
         if self.learning_rate == "cosine" or (
             self.learning_rate is None and self.restarts is not None
@@ -306,7 +254,7 @@ class CBNNCallback(CheckpointCallback):
             )
         return Plan(
             steps,
-            self._policy(len(steps)),
+            self.boosting.policy(len(steps), self._num_classes),
             settings,
             rate,
             None if self.restarts is None else Restarting(self.new_starts),
@@ -355,53 +303,6 @@ def _checked_restarts(restarts: Any) -> int | None:
     if restarts is None:
         return None
     return arguments.integer("CBNNCallback", "restarts", restarts, at_least=2)
-
-
-def _checked_horizon(average: Any) -> float | None:
-    """The horizon of averaged members, or None for the model as it is."""
-    if isinstance(average, (bool, np.bool_)):
-        return DEFAULT_HORIZON if average else None
-    return arguments.number(
-        "CBNNCallback",
-        "average",
-        average,
-        above=0,
-        below=1,
-        allowed="True, False, or a share of the run between 0 and 1",
-    )
-
-
-def _checked_ratio(ratio: Any) -> float | None:
-    if ratio is None:
-        return None
-    return arguments.number(
-        "CBNNCallback",
-        "largest_ratio",
-        ratio,
-        at_least=1,
-        below=1e6,
-        allowed="a number of at least 1 and below a million",
-    )
-
-
-def _checked_deviation_rate(rate: Any) -> float | None:
-    if rate is None:
-        return None
-    return arguments.number(
-        "CBNNCallback",
-        "deviation_rate",
-        rate,
-        at_least=0,
-        allowed="a number of at least 0; the paper uses 0.01",
-    )
-
-
-def _trusted_margin(members: Any) -> float | None:
-    if members not in ("trusted", "all"):
-        raise ValueError(
-            f"CBNNCallback(members={members!r}): must be 'trusted' or 'all'."
-        )
-    return TRUSTED_MARGIN if members == "trusted" else None
 
 
 def _checked_rate(learning_rate: Any) -> str | None:

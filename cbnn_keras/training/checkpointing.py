@@ -60,7 +60,6 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
 
     METHOD: ClassVar[str]  # in the manifest, and in front of what is printed
     LOG_PREFIX: ClassVar[str] = "ensemble"  # of its names in `fit`'s logs
-    deviation_rate: float = 0.0  # eta; 0 leaves the sample weights alone
 
     def __init__(
         self,
@@ -102,6 +101,11 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
 
     def _check_task(self, task: Task) -> None:
         """Raises a `ValueError` if the method does not go with the task."""
+
+    @property
+    def _is_boosted(self) -> bool:
+        """Whether sample weights can change."""
+        return False
 
     def _adopt(self, settings: Settings) -> None:
         """Takes what the user left open from a run that is resumed."""
@@ -234,9 +238,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
             track=reporter.tracker("reading the labels"),
         )
         self._check_task(task)
-        check_weights_are_used(
-            self._name, task, is_boosted=self.deviation_rate > 0
-        )
+        check_weights_are_used(self._name, task, is_boosted=self._is_boosted)
         self._warn_of_rebuilding()
         fit = Fit(self._name, task, self.params, reporter, self.validation_data)
         # Not before here: a `fit` that is refused leaves the last one's result.

@@ -57,12 +57,13 @@ def test_a_saved_ensemble_is_the_one_that_was_saved(run, tmp_path):
 
 
 def test_defaults():
-    cbnn = CBNNCallback()
-    assert (cbnn.horizon, cbnn.trusted_margin) == (0.05, 0.005)
-    assert (cbnn.largest_ratio, cbnn.deviation_rate) == (1.1, None)
+    found = CBNNCallback().boosting
+    assert (found.horizon, found.trusted_margin) == (0.05, 0.005)
+    assert (found.largest_ratio, found.deviation_rate) == (1.1, None)
     # Members that start anew are worth the same, whichever comes last.
-    assert CBNNCallback(restarts=3).trusted_margin is None
-    assert CBNNCallback(restarts=3, members="trusted").trusted_margin == 0.005
+    assert CBNNCallback(restarts=3).boosting.trusted_margin is None
+    chosen = CBNNCallback(restarts=3, members="trusted")
+    assert chosen.boosting.trusted_margin == 0.005
 
 
 def test_what_is_left_open_is_as_the_run_began(tmp_path):
@@ -108,7 +109,7 @@ def test_accuracy_in_the_logs_is_that_of_the_voters():
 def test_the_paper_lets_all_vote_as_they_are(run):
     directory, _, x, y = run
     cbnn, model, _, _ = trained(num_checkpoints=3)
-    paper = CBNNCallback.paper(num_checkpoints=3)
+    paper = CBNNCallback.paper(num_checkpoints=3).boosting
     assert (paper.horizon, paper.trusted_margin) == (None, None)
     assert paper.deviation_rate == 0.01
     assert len(cbnn.ensemble()) == 3

@@ -1,0 +1,181 @@
+"""What a user says of weights, members and votes, and what is left open.
+
+The defaults are what `benchmarks/accuracy.py` speaks for; docs/results.md has
+the evidence. Where a run is resumed, what its script leaves open is as it was
+when the run began.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from cbnn_keras import boosting
+from cbnn_keras.boosting_policies import Boosting
+from cbnn_keras.runs.manifest import Settings
+from cbnn_keras.support import arguments
+
+# The horizon of an averaged member, as a share of its cycle or of the run.
+DEFAULT_HORIZON = 0.05
+# How far above the last member's a training error may be to be trusted.
+TRUSTED_MARGIN = 0.005
+# More harms where labels are wrong, and less hardly moves a weight.
+DEFAULT_RATIO = 1.1
+
+
+@dataclasses.dataclass(frozen=True)
+class BoostingOptions:
+    """How checkpoints vote, what members are, and how far weights part.
+
+    Attributes:
+        deviation_rate: eta, or None where the ratio says it.
+        largest_ratio: R, or None where eta is given.
+        expected_error: The error expected of the final model.
+        horizon: Of averaged members, as a share of the run; None for the model
+            as it is.
+        trusted_margin: Which members vote, see `boosting.trusted`.
+        trusted_ratio: The same in a run of format 3.
+        left_open: Which of `"rate"`, `"average"` and `"members"` the user has
+            said nothing of.
+    """
+
+    deviation_rate: float | None
+    largest_ratio: float | None
+    expected_error: float
+    horizon: float | None
+    trusted_margin: float | None
+    trusted_ratio: float | None
+    left_open: frozenset[str]
+
+    @classmethod
+    def checked(
+        cls,
+        owner: str,
+        *,
+        deviation_rate: Any,
+        largest_ratio: Any,
+        expected_error: Any,
+        average: Any,
+        members: Any,
+        has_restarts: bool,
+    ) -> "BoostingOptions":
+        """What a user said.
+
+        Raises:
+            ValueError: If it is outside what is allowed.
+        """
+        given = {
+            "rate": deviation_rate is not None or largest_ratio is not None,
+            "average": average is not None,
+            "members": members is not None,
+        }
+        if members is None:
+            # Members that start anew are worth the same, whichever is last.
+            members = "all" if has_restarts else "trusted"
+        if not given["rate"]:
+            largest_ratio = DEFAULT_RATIO
+        return cls(
+            _checked_rate(owner, deviation_rate),
+            _checked_ratio(owner, largest_ratio),
+            arguments.number(
+                owner,
+                "expected_error",
+                expected_error,
+                above=0,
+                below=1,
+                allowed="a number between 0 and 1, below 1 - 1/k for k "
+                "classes; the default is 0.05",
+            ),
+            _checked_horizon(owner, True if average is None else average),
+            _trusted_margin(owner, members),
+            None,
+            frozenset(name for name, is_given in given.items() if not is_given),
+        )
+
+    @property
+    def may_reweight(self) -> bool:
+        """Whether sample weights can change at all."""
+        return bool(self.deviation_rate or (self.largest_ratio or 1) > 1)
+
+    def adopted(self, settings: Settings) -> "BoostingOptions":
+        """These options for a run that was begun with other defaults."""
+        policy, found = settings.policy, self
+        if "rate" in self.left_open:
+            found = dataclasses.replace(
+                found, deviation_rate=policy.deviation_rate, largest_ratio=None
+            )
+        if "average" in self.left_open:
+            horizon = settings.own.get("average")
+            found = dataclasses.replace(found, horizon=horizon)
+        margin, ratio = policy.trusted_margin, policy.trusted_ratio
+        if "members" in self.left_open:
+            found = dataclasses.replace(
+                found, trusted_margin=margin, trusted_ratio=ratio
+            )
+        elif self.trusted_margin is not None and ratio is not None:
+            # "trusted" as it was meant when the run began.
+            found = dataclasses.replace(
+                found, trusted_margin=None, trusted_ratio=ratio
+            )
+        return found
+
+    def policy(self, num_checkpoints: int, num_classes: int) -> Boosting:
+        """How a run of so many checkpoints votes and updates."""
+        rate = self.deviation_rate
+        if rate is None:
+            rate = boosting.rate_of_ratio(
+                self.largest_ratio or 1.0,
+                num_checkpoints,
+                self.expected_error,
+                num_classes,
+            )
+        return Boosting(
+            rate, self.expected_error, self.trusted_margin, self.trusted_ratio
+        )
+
+
+def _checked_rate(owner: str, rate: Any) -> float | None:
+    if rate is None:
+        return None
+    return arguments.number(
+        owner,
+        "deviation_rate",
+        rate,
+        at_least=0,
+        allowed="a number of at least 0; the paper uses 0.01",
+    )
+
+
+def _checked_ratio(owner: str, ratio: Any) -> float | None:
+    if ratio is None:
+        return None
+    return arguments.number(
+        owner,
+        "largest_ratio",
+        ratio,
+        at_least=1,
+        below=1e6,
+        allowed="a number of at least 1 and below a million",
+    )
+
+
+def _checked_horizon(owner: str, average: Any) -> float | None:
+    """The horizon of averaged members, or None for the model as it is."""
+    if isinstance(average, (bool, np.bool_)):
+        return DEFAULT_HORIZON if average else None
+    return arguments.number(
+        owner,
+        "average",
+        average,
+        above=0,
+        below=1,
+        allowed="True, False, or a share of the run between 0 and 1",
+    )
+
+
+def _trusted_margin(owner: str, members: Any) -> float | None:
+    if members not in ("trusted", "all"):
+        raise ValueError(
+            f"{owner}(members={members!r}): must be 'trusted' or 'all'."
+        )
+    return TRUSTED_MARGIN if members == "trusted" else None
