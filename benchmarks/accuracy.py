@@ -121,12 +121,15 @@ class Cell:
         epochs = round(self._task.num_epochs(budget) * share)
         total_steps = epochs * loop.steps_per_epoch
         method = TUNED[name] if name in TUNED else ADDED[name][1]
-        setting = Setting(self._task, loop, data, total_steps, rate, seed)
+        is_watched = budget == "converged" and seed != TUNING_SEED
+        setting = Setting(
+            self._task, loop, data, total_steps, rate, seed, is_watched
+        )
         priors = imbalance.class_priors(data.train[1], data.num_classes)
         for found, outcome in method(setting).items():
             line = {**job, "method": found, "steps": setting.total_steps}
             line |= measured(outcome, data, None)
-            if budget == "converged" and outcome.curve:
+            if outcome.curve:
                 line["curve"] = [round(a, 4) for _, a in outcome.curve]
             self._lines.add(line)
             if self._variant == "imbalanced" and found in WITH_PRIORS:

@@ -61,6 +61,7 @@ class Setting:
     total_steps: int
     rate: float
     seed: int
+    is_watched: bool = False  # all along, which costs some time
 
     @property
     def checkpoints(self) -> list[int]:
@@ -118,9 +119,8 @@ class Curve:
         self._policy = policy
         self._labels = setting.data.test[1]
         total = setting.total_steps
-        self.steps = [
-            round(total * i / NUM_POINTS) for i in range(1, NUM_POINTS + 1)
-        ]
+        points = range(1, NUM_POINTS + 1) if setting.is_watched else ()
+        self.steps = [round(total * i / NUM_POINTS) for i in points]
 
     def __call__(
         self, step: int, checkpoints: list[Checkpoint], current: np.ndarray
@@ -249,15 +249,14 @@ def fast_geometric(setting: Setting) -> dict[str, Outcome]:
 
 def weight_averaging(setting: Setting) -> dict[str, Outcome]:
     """Izmailov et al. 2018: a high rate in the last quarter, one mean."""
-    total, epoch = setting.total_steps, setting.loop.steps_per_epoch
+    total = setting.total_steps
     first = schedules.share_of_steps(total, 0.75)
 
     def rate(step: int) -> float:
         share = np.clip((step - total / 2) / (total / 4), 0, 1)
         return setting.rate * (1 - share / 2)
 
-    num = max((total - first) // epoch, 1)
-    steps = schedules.last_steps(total, num, epoch)
+    steps = schedules.last_steps(total, 10, max((total - first) // 10, 1))
     found = setting.train(Course(steps, rate))
     weights = zip(*(c.raw.weights for c in found), strict=True)
     means = [np.mean(arrays, axis=0) for arrays in weights]

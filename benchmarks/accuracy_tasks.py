@@ -247,7 +247,7 @@ TASKS = {
             _mlp,
             keras.optimizers.Adam,
             _ADAM_RATES,
-            (3200, 1000, 30_000),
+            (3200, 1000, 10_000),
             (3, 24),
         ),
         Task(

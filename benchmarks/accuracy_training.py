@@ -129,10 +129,10 @@ def train(
     loop.begin(seed)
     first_step = 0  # of the cycle
     checkpoints: list[Checkpoint] = []
-    for epoch in range(math.ceil(course.steps[-1] / loop.steps_per_epoch)):
-        start = epoch * loop.steps_per_epoch
-        steps = range(start + 1, start + loop.steps_per_epoch + 1)
-        order = loop.order(seed, epoch)
+    for start in range(0, course.steps[-1], loop.steps_per_call):
+        stop = min(start + loop.steps_per_call, course.steps[-1])
+        steps = range(start + 1, stop + 1)
+        order = loop.order(seed, start // loop.steps_per_epoch)
         rates = np.array([course.rate(step) for step in steps])
         done = 0
         ends = {s for s in (*course.steps, *watched) if s in steps}
@@ -141,7 +141,7 @@ def train(
                 _share(step, first_step, course.horizon) for step in steps
             ]
             weights = num * booster.distribution
-            loop.run(order, rates, np.array(shares), weights, done, end - start)
+            loop.run(order, rates, shares, weights, done, end - start)
             done = end - start
             is_final = end == course.steps[-1]
             # The second is the paper's stop rule.
