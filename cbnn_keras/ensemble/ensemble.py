@@ -2,8 +2,7 @@
 
 import os
 import pathlib
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import keras
@@ -17,6 +16,14 @@ from cbnn_keras.data.labelled import (
     split_labels,
 )
 from cbnn_keras.ensemble import merging, selection
+from cbnn_keras.ensemble.keras_metrics import labels_of, metric_values
+from cbnn_keras.ensemble.loading import (
+    ModelNeededError,  # noqa: F401  (to be had here too)
+    checked_objects,
+    load_model,
+    warn_of_missing,
+    warn_of_unfinished,
+)
 from cbnn_keras.ensemble.members import (
     CACHE_BYTES,
     Members,
@@ -24,12 +31,12 @@ from cbnn_keras.ensemble.members import (
     readable_inputs,
 )
 from cbnn_keras.ensemble.voting import checked_priors
-from cbnn_keras.models.foreign import Foreign, RebuildError
+from cbnn_keras.metrics import accuracy, negative_log_likelihood
+from cbnn_keras.models.foreign import Foreign
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.run import Run
 from cbnn_keras.support import arguments
 from cbnn_keras.support.console import Reporter
-from cbnn_keras.support.faults import RunError
 from cbnn_keras.support.files import MAX_BYTES
 
 
@@ -72,6 +79,7 @@ class CheckpointEnsemble(Members):
         custom_objects: Mapping[str, Any] | None = None,
         max_bytes: int = MAX_BYTES,
         members: str = "trusted",
+        allow_missing: bool = False,
     ) -> "CheckpointEnsemble":
         """Opens a run directory after checking every file against its hash.
 
@@ -95,6 +103,9 @@ class CheckpointEnsemble(Members):
             members: `"trusted"`, those whose training error is near that of
                 the last one (all, in a run of `CBNNCallback.paper` or of a
                 baseline, and in what `save` has written), or `"all"`.
+            allow_missing: Whether members whose files are missing or damaged
+                are left out, with a warning that names them. Defaults to False:
+                such a run is refused.
 
         Raises:
             RunError: If the directory is not a run, or something is wrong with
@@ -105,7 +116,7 @@ class CheckpointEnsemble(Members):
             "CheckpointEnsemble.load", "cache_bytes", cache_bytes, at_least=0
         )
         foreign = Foreign(
-            _checked_objects(custom_objects),
+            checked_objects(custom_objects),
             arguments.integer(
                 "CheckpointEnsemble.load", "max_bytes", max_bytes
             ),
@@ -113,13 +124,16 @@ class CheckpointEnsemble(Members):
         run = RunDirectory.open(
             pathlib.Path(directory).absolute(), foreign.max_bytes
         )
+        if allow_missing:
+            warn_of_missing(run)
         run.verify()
         # Before the model: a run that has just begun holds none either.
         check_has_members(run.members)
         steps = voting_members(run, members)
         if model is None:
-            made = _load_model(run, foreign)
+            made = load_model(run, foreign)
             ensemble = cls(run, made, steps, room, foreign=foreign)
+            run.load_member(run.members[-1], made)  # to be the final model
         elif not model.built:
             raise ValueError(
                 "CheckpointEnsemble.load(model=...): the model has no weights "
@@ -128,7 +142,7 @@ class CheckpointEnsemble(Members):
         else:
             ensemble = cls(run, model, steps, room)
         if not run.is_finished:
-            _warn_of_unfinished(run)
+            warn_of_unfinished(run)
         return ensemble
 
     def predict(
@@ -196,28 +210,39 @@ class CheckpointEnsemble(Members):
         return self._stages(outputs, voting, checked)
 
     def evaluate(
-        self, x: Any, y: Any = None, **options: Unpack[PredictOptions]
+        self,
+        x: Any,
+        y: Any = None,
+        *,
+        metrics: Sequence[Any] = (),
+        **options: Unpack[PredictOptions],
     ) -> dict[str, float]:
-        """Accuracy and negative log-likelihood of the ensemble.
+        """Accuracy and negative log-likelihood, and metrics of Keras.
 
         Args:
             x: Inputs, or a `tf.data.Dataset` of batches `(x, y)` that come in
                 the same order in every pass.
             y: Labels, in any of the formats of training.
+            metrics: Metrics of Keras, as in `compile`, beside those that the
+                model was compiled with. A run that was loaded is not compiled.
             **options: The other arguments of `predict`.
 
         Returns:
-            `{"accuracy": ..., "negative_log_likelihood": ...}`
+            `{"accuracy": ..., "negative_log_likelihood": ...}` and the metrics
+            by name.
         """
         inputs, labels = split_labels(self.classifier, x, y, "evaluate()")
         found = self.predict(inputs, **options)
         check_same_length("evaluate()", len(labels), len(found))
-        return {
-            "accuracy": metrics.accuracy(found, labels),
-            "negative_log_likelihood": metrics.negative_log_likelihood(
-                found, labels
-            ),
+        own = {
+            "accuracy": accuracy(found, labels),
+            "negative_log_likelihood": negative_log_likelihood(found, labels),
         }
+        given = labels_of(x, y)
+        of_keras = metric_values(
+            self.model, metrics, self.classifier, given, found
+        )
+        return own | {k: v for k, v in of_keras.items() if k not in own}
 
     def select(
         self,
@@ -348,78 +373,3 @@ def voting_members(run: Run, members: str) -> list[int]:
             "`take` choose among them."
         )
     return run.voters if members == "trusted" else list(run.members)
-
-
-def _warn_of_unfinished(run: RunDirectory) -> None:
-    warnings.warn(
-        f"The run in {run.path} is not finished (rounds so far: "
-        f"{len(run.rounds)}, members: {len(run.members)}). Training can be "
-        "resumed with `resume=True`.",
-        stacklevel=3,
-    )
-
-
-class ModelNeededError(RunError):
-    """A run whose model cannot be built without the user's own code."""
-
-
-def _checked_objects(custom_objects: Any) -> Mapping[str, Any]:
-    found = {} if custom_objects is None else custom_objects
-    if not isinstance(found, Mapping) or not all(
-        isinstance(name, str) and callable(value)
-        for name, value in found.items()
-    ):
-        raise ValueError(
-            f"CheckpointEnsemble.load(custom_objects={custom_objects!r}): "
-            "custom_objects must be a dict of classes and functions by name, "
-            "such as {'MyLayer': MyLayer}."
-        )
-    return found
-
-
-def _load_model(run: RunDirectory, foreign: Foreign) -> keras.Model:
-    if not run.has_model:
-        raise ModelNeededError(
-            f"{run.path} holds no architecture, because the model is "
-            "subclassed. Build a model of that class, call it once on data, "
-            "and pass it: CheckpointEnsemble.load(directory, model=model)."
-        )
-    try:
-        model = run.load_model(foreign)
-    except RebuildError as error:
-        raise ModelNeededError(
-            f"The architecture in {run.path} cannot be rebuilt here. {error} "
-            "Or pass a model that you built: "
-            "CheckpointEnsemble.load(directory, model=model)."
-        ) from error
-    if not model.built:
-        raise RunError(
-            f"The architecture in {run.path} has no weights, because its model "
-            "was never called on data. Train again."
-        )
-    _check_is_described(run, model)
-    return model
-
-
-def _check_is_described(run: RunDirectory, model: keras.Model) -> None:
-    """Compares a model with what the manifest says of it.
-
-    Members that do not fit would be refused later, but not all that fit
-    agree with what the manifest says of the classes.
-    """
-    classifier = run.header.classifier
-    expected = 1 if classifier.is_binary else classifier.num_classes
-    found = getattr(model, "output_shape", None)
-    if found is not None and tuple(found)[1:] != (expected,):
-        raise RunError(
-            f"The architecture in {run.path} has outputs of shape {found}, but "
-            f"the manifest speaks of {expected} for each sample. Restore the "
-            "files, or train again."
-        )
-    num_parameters = run.header.num_parameters
-    if model.count_params() != num_parameters:
-        raise RunError(
-            f"The architecture in {run.path} has {model.count_params():,} "
-            f"parameters, but the manifest speaks of {num_parameters:,}. "
-            "Restore the files, or train again."
-        )

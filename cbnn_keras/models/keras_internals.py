@@ -210,6 +210,17 @@ def callbacks_of_fit() -> list[keras.callbacks.Callback]:
     return []
 
 
+def compiled_metrics(model: keras.Model) -> list[Any]:
+    """The metrics that a model was compiled with, as the user gave them."""
+    compiled = getattr(model, "_compile_metrics", None)
+    if compiled is None:
+        return []
+    given = [compiled._user_metrics, compiled._user_weighted_metrics]
+    found = [m for m in keras.tree.flatten(given) if m is not None]
+    # One that is weighted too would be computed twice.
+    return [m for i, m in enumerate(found) if m not in found[:i]]
+
+
 class NamedBuffer(io.BytesIO):
     """A file in memory that Keras' functions for saving take for a path.
 

@@ -169,6 +169,22 @@ class RunDirectory(Run):
                 self._files.check(name)
         claims.check_rounds(self, self.path)
 
+    def leave_out_damaged(self) -> list[str]:
+        """Forgets members whose files are missing or damaged, in memory.
+
+        Returns:
+            What is wrong with each of them.
+        """
+        reasons = []
+        for step in list(self.members):
+            try:
+                self._files.check(file_name("members", step))
+            except RunError as error:
+                reasons.append(str(error))
+                self.members.remove(step)
+                self._forget_member(step)
+        return reasons
+
     def load_model(self, foreign: Foreign | None = None) -> keras.Model:
         """The architecture, as a model with weights of its own."""
         return copying.load_architecture(self._files.path(MODEL), foreign)

@@ -15,6 +15,7 @@ from helpers import (
     dense_model,
     header,
     round_at,
+    same,
     text_model,
     trained,
 )
@@ -27,6 +28,7 @@ from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.runs.run import MemoryRun
+from cbnn_keras.support.faults import RunError
 
 X, Y = blobs()
 OTHER_X, OTHER_Y = blobs(60, seed=0)[0] + np.float32(0.3), blobs(60)[1]
@@ -1078,13 +1080,14 @@ def reads(monkeypatch):
 def test_small_repeated_calls_do_not_read_the_disk_each_time(directory, reads):
     ensemble = CheckpointEnsemble.load(directory)
     first = ensemble.predict(X[:1], verbose=0)
-    assert reads == [4, 8, 12, 16, 20, 24]
+    # The final model, which the model is to be, and then each of them once.
+    assert reads == [24] + [4, 8, 12, 16, 20, 24]
     for _ in range(3):
         again = ensemble.predict(X[:1], verbose=0)
         np.testing.assert_array_equal(again, first)
     list(ensemble.member_probabilities(X[:1], verbose=0))
     ensemble.select(num=3).evaluate(X[:2], Y[:2], verbose=0)
-    assert reads == [4, 8, 12, 16, 20, 24]
+    assert len(reads) == 7
 
 
 @pytest.mark.parametrize(
@@ -1133,3 +1136,47 @@ def test_misspelled_options_are_not_ignored(ensemble, name):
     data = (X, Y) if name == "evaluate" else (X,)
     with pytest.raises(TypeError, match="votng"):
         getattr(ensemble, name)(*data, votng="hard")
+
+
+# --- Runs with something missing ---
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+def test_a_run_with_a_member_missing_loads_the_others(tmp_path, is_damaged):
+    cbnn, *_ = trained(tmp_path / "run", num_checkpoints=3, epochs=3)
+    whole = cbnn.ensemble()
+    [first, second, final] = [record.step for record in whole.rounds]
+    path = tmp_path / f"run/members/{second}.weights.h5"
+    if is_damaged:
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    else:
+        path.unlink()
+    with pytest.raises(RunError, match=f"{second}.weights.h5"):
+        CheckpointEnsemble.load(tmp_path / "run")
+    with pytest.warns(
+        UserWarning, match=f"(?s)left out .* 2 are there: .*{second}.weights.h5"
+    ):
+        loaded = CheckpointEnsemble.load(tmp_path / "run", allow_missing=True)
+    assert steps(loaded) == [first, final]
+    np.testing.assert_array_equal(
+        loaded.predict(X, verbose=0),
+        whole.take([first, final]).predict(X, verbose=0),
+    )
+    for step in (first, final):
+        (tmp_path / f"run/members/{step}.weights.h5").unlink()
+    with pytest.warns(UserWarning, match="0 are there"):
+        with pytest.raises(ValueError, match="no members"):
+            CheckpointEnsemble.load(tmp_path / "run", allow_missing=True)
+
+
+def test_a_whole_run_loads_without_a_word_and_holds_the_final_model(tmp_path):
+    _, model, x, _ = trained(tmp_path / "run", num_checkpoints=2)
+    loaded = CheckpointEnsemble.load(tmp_path / "run", allow_missing=True)
+    assert same(loaded.model.get_weights(), model.get_weights())
+    loaded.predict(x, verbose=0)
+    assert same(loaded.model.get_weights(), model.get_weights())
+    # A model that the user brings stays as it is.
+    mine = dense_model()
+    before = mine.get_weights()
+    CheckpointEnsemble.load(tmp_path / "run", model=mine)
+    assert same(mine.get_weights(), before)

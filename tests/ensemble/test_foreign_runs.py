@@ -242,9 +242,11 @@ def test_what_keras_cannot_rebuild_asks_for_a_model(directory):
 def test_registered_models_that_say_no_outputs_are_loaded(tmp_path):
     model = Registered()
     model(X)
-    memory_ensemble(model, [1.0], num_classes=3).save(tmp_path / "run")
+    ensemble = memory_ensemble(model, [1.0], num_classes=3)
+    ensemble.save(tmp_path / "run")
     loaded = CheckpointEnsemble.load(tmp_path / "run")
-    assert same(loaded.model.get_weights(), model.get_weights())
+    with ensemble.member(ensemble.rounds[0].step) as member:
+        assert same(loaded.model.get_weights(), member.get_weights())
     assert loaded.predict(X, verbose=0).shape == (10, 3)
 
 

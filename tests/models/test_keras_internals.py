@@ -94,6 +94,19 @@ def test_global_seed_generator(broken):
     assert float(keras.random.uniform(())) == expected, broken
 
 
+def test_compile_metrics(broken):
+    """What a model was compiled with, each once."""
+    metric = keras.metrics.MeanSquaredError()
+    model = chain()
+    assert keras_internals.compiled_metrics(model) == [], broken
+    model.compile("sgd", "mse", metrics=["mae", metric])
+    assert keras_internals.compiled_metrics(model) == ["mae", metric], broken
+    model.compile("sgd", "mse", metrics={"last": ["mae"]}, weighted_metrics=[])
+    assert keras_internals.compiled_metrics(model) == ["mae"], broken
+    model.compile("sgd", "mse", weighted_metrics=["mae"], metrics=["mae"])
+    assert keras_internals.compiled_metrics(model) == ["mae"], broken
+
+
 def test_callback_list(broken):
     """The other callbacks of a `fit` are found by one of them."""
     seen = []
@@ -237,6 +250,7 @@ def test_saving_to_buffers(broken, tmp_path):
 
 
 PRIVATE = {
+    "_compile_metrics",
     "_flatten_layers",
     "_functional",
     "_initial_epoch",

@@ -1,0 +1,92 @@
+"""Keras' metrics of probabilities that an ensemble has predicted."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cbnn_keras.metrics import SMALLEST_PROBABILITY
+from cbnn_keras.models import keras_internals
+from cbnn_keras.models.classifier import Classifier
+
+
+def metric_values(
+    model: keras.Model,
+    extra: Sequence[Any],
+    classifier: Classifier,
+    labels: Any,
+    probabilities: np.ndarray,
+) -> dict[str, float]:
+    """Values of the metrics that a model was compiled with, and of others.
+
+    Args:
+        model: The model; it need not be compiled.
+        extra: Other metrics of Keras, by name, as objects or as functions.
+        classifier: Whether metrics were made for logits.
+        labels: As the model's `evaluate` is given them.
+        probabilities: What was predicted, one row a sample.
+
+    Raises:
+        ValueError: If Keras cannot compute one of them.
+    """
+    wanted = [*keras_internals.compiled_metrics(model), *extra]
+    if not wanted:
+        return {}
+    outputs = probabilities
+    if classifier.from_logits:
+        outputs = _as_logits(probabilities, classifier)
+    # A model that passes on what it is given: Keras knows best what a metric's
+    # name means for labels of a kind.
+    inputs = keras.Input(outputs.shape[1:])
+    passed_on = keras.Model(inputs, keras.layers.Identity()(inputs))
+    with _states_kept(wanted):
+        passed_on.compile(loss=_no_loss, metrics=wanted)
+        try:
+            found = passed_on.evaluate(
+                outputs, np.asarray(labels), verbose=0, return_dict=True
+            )
+        except Exception as error:  # of Keras, or of the user's metrics
+            raise ValueError(
+                "evaluate(): a metric cannot be computed from labels of shape "
+                f"{np.shape(labels)} and probabilities of shape "
+                f"{outputs.shape}: {error}"
+            ) from error
+    return {k: float(value) for k, value in found.items() if k != "loss"}
+
+
+def labels_of(x: Any, y: Any) -> Any:
+    """Labels as they were given, of arrays or of a dataset of batches."""
+    if not isinstance(x, tf.data.Dataset):
+        return y
+    return np.concatenate([label.numpy() for _, label, *_ in x])
+
+
+def _as_logits(probabilities: np.ndarray, classifier: Classifier) -> np.ndarray:
+    """Logits of which a softmax, or a sigmoid, gives the probabilities."""
+    least = SMALLEST_PROBABILITY
+    logits = np.log(np.clip(probabilities, least, None))
+    if classifier.is_binary:
+        logits -= np.log(np.clip(1 - probabilities, least, None))
+    return logits
+
+
+def _no_loss(labels: Any, outputs: Any) -> Any:
+    return keras.ops.zeros_like(outputs[..., 0])
+
+
+@contextlib.contextmanager
+def _states_kept(metrics: Sequence[Any]) -> Iterator[None]:
+    """Has metrics count from zero, and puts back what they had counted."""
+    objects = [m for m in metrics if isinstance(m, keras.metrics.Metric)]
+    variables = [variable for one in objects for variable in one.variables]
+    kept = [np.array(keras.ops.convert_to_numpy(v)) for v in variables]
+    for one in objects:  # Keras does not, in a model that is new
+        one.reset_state()
+    try:
+        yield
+    finally:
+        for variable, value in zip(variables, kept, strict=True):
+            variable.assign(value)
