@@ -39,6 +39,7 @@ from cbnn_keras.support.console import Reporter
 from cbnn_keras.training import fit_call
 from cbnn_keras.training.fit import Course, Fit
 from cbnn_keras.training.plan import Plan
+from cbnn_keras.training.progress_bar import hide_empty_columns
 from cbnn_keras.training.start_or_resume import Beginning
 from cbnn_keras.training.task import Task, describe_task
 from cbnn_keras.training.weight_check import check_weights_are_used
@@ -227,6 +228,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
     def on_train_begin(self, logs: Logs | None = None) -> None:
         reporter = Reporter(self.params.get("verbose", 0))
         self._others = keras_internals.callbacks_of_fit()
+        hide_empty_columns(self._others, f"{self.LOG_PREFIX}_")
         if not self.resume:
             self._check_directory()
         self._weights = claim_sample_weights(self)

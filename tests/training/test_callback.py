@@ -474,6 +474,33 @@ def test_verbose_of_fit_is_obeyed(capsys):
             assert f"vote {cbnn.history[0]['vote']:.3f}, 1 member," in lines[0]
 
 
+def nothing(y_true, y_pred):
+    return keras.ops.zeros_like(y_pred[:, 0]) / 0.0
+
+
+@pytest.mark.parametrize("verbose", [1, 2])
+def test_columns_without_a_number_are_not_on_the_screen(capsys, verbose):
+    x, y = blobs()
+    cbnn = CBNNCallback(num_checkpoints=2)
+    model = dense_model(metrics=[nothing])
+    history = model.fit(
+        cbnn.weighted(x, y, batch_size=20),
+        epochs=4,
+        callbacks=[cbnn],
+        verbose=verbose,
+    ).history
+    printed = capsys.readouterr().out
+    epochs = printed.replace("\r", "\n").split("Epoch ")[1:]
+    assert len(epochs) == 4
+    # The logs have them from the first epoch on, and what is not ours stays.
+    assert np.isnan(history["cbnn_error"][0])
+    assert "cbnn_error: " not in epochs[0] and "cbnn_bound: " not in epochs[0]
+    assert "cbnn_members: 0.0000" in epochs[0]
+    assert "nothing: nan" in epochs[0]
+    for epoch in epochs[1:]:
+        assert "cbnn_error: 0." in epoch and "cbnn_vote: " in epoch
+
+
 def test_base_sample_weight_is_the_starting_distribution():
     x, y = blobs()
     base = np.linspace(0, 3, len(y))
