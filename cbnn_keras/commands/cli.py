@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import sys
+import webbrowser
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ _EXAMPLES = """examples:
   cbnn demo                      train a small ensemble on real digits
   cbnn inspect runs/demo         the members of a run and their votes
   cbnn inspect runs/demo --json  the same for machines
+  cbnn watch runs/demo           the same while it is being trained
   cbnn report runs/demo --data runs/demo.train.npz runs/demo.test.npz
                                  what it learned, as a page for the browser
   cbnn export runs/demo          one SavedModel of all members
@@ -79,6 +81,13 @@ def _parser() -> argparse.ArgumentParser:
     options.add_max_bytes(inspect)
     inspect.set_defaults(command=_inspect)
 
+    watch = commands.add_parser(
+        "watch", help="follow a run that is being trained"
+    )
+    options.add_run(watch)
+    options.add_max_bytes(watch)
+    watch.set_defaults(command=_watch)
+
     report = commands.add_parser(
         "report", help="show what runs have learned, in the browser"
     )
@@ -132,6 +141,12 @@ def _inspect(parsed: argparse.Namespace) -> None:
         print_run(content)
 
 
+def _watch(parsed: argparse.Namespace) -> None:
+    with _quiet_start():
+        from cbnn_keras.commands.watch import watch_run
+    watch_run(parsed.run, parsed.max_bytes)
+
+
 def _report(parsed: argparse.Namespace) -> None:
     # `--data FILE RUN` takes the run for one more file.
     parsed.runs += [path for path in parsed.data if path.is_dir()]
@@ -158,7 +173,9 @@ def _report(parsed: argparse.Namespace) -> None:
         modules=parsed.modules,
         max_bytes=parsed.max_bytes,
     )
-    _print(f"The report is in {parsed.output}. Open it in a browser.")
+    is_open = parsed.open and webbrowser.open(parsed.output.resolve().as_uri())
+    advice = "" if is_open else " Open it in a browser."
+    _print(f"The report is in {parsed.output}.{advice}")
     if parsed.suspects is not None:
         _print(f"Suspicious labels are in {parsed.suspects}.")
 

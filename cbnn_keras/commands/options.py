@@ -85,6 +85,11 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
         "%(default)s)",
     )
     parser.add_argument(
+        "--open",
+        action="store_true",
+        help="open the page in the browser when it is there",
+    )
+    parser.add_argument(
         "--suspects",
         type=pathlib.Path,
         metavar="FILE",
