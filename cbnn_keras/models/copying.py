@@ -234,11 +234,17 @@ def is_float32(model: keras.Model) -> bool:
     )
 
 
-def architecture_id(model: keras.Model) -> str:
+def architecture_id(model: keras.Model, *, as_frozen: bool = False) -> str:
     """A hash that is equal for models of the same architecture.
 
     Names that Keras made up and seeds do not count: the same script gives
-    others in another session.
+    others in another session. Nor does it count what is frozen: that changes
+    from one phase of a training to the next.
+
+    Args:
+        model: The model.
+        as_frozen: Whether it counts all the same, as it did in runs of earlier
+            versions.
     """
     shapes = [[list(v.shape), str(v.dtype)] for v in model.weights]
     try:
@@ -248,7 +254,8 @@ def architecture_id(model: keras.Model) -> str:
             config = keras.saving.serialize_keras_object(model.get_config())
     except Exception:  # of the user's classes, or of Keras
         config = {}
-    description = [type(model).__name__, shapes, _anonymous(config)]
+    settings = _anonymous(config, as_frozen)
+    description = [type(model).__name__, shapes, settings]
     text = json.dumps(description, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -321,7 +328,7 @@ _SESSION = {"seed", "build_config", "build_input_shape"}
 _REFERENCES = {"name", "keras_history", "input_layers", "output_layers"}
 
 
-def _anonymous(config: Any) -> Any:
+def _anonymous(config: Any, as_frozen: bool) -> Any:
     """The config with names replaced by the order in which they appear."""
     numbers: dict[str, str] = {}
 
@@ -336,7 +343,7 @@ def _anonymous(config: Any) -> Any:
                     v[1:] if k == "batch_shape" else v,
                     is_reference or k in _REFERENCES,
                 )
-                for k, v in node.items()
+                for k, v in _unfrozen(node, as_frozen).items()
                 if k not in _SESSION
             }
         if isinstance(node, (list, tuple)):
@@ -346,3 +353,10 @@ def _anonymous(config: Any) -> Any:
         return node
 
     return rename(config)
+
+
+def _unfrozen(node: Json, as_frozen: bool) -> Json:
+    # True, as for most: their hash stays what it was.
+    if as_frozen or "trainable" not in node:
+        return node
+    return {**node, "trainable": True}

@@ -243,6 +243,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         check_weights_are_used(self._name, task, is_boosted=self._is_boosted)
         self._warn_of_rebuilding()
         fit = Fit(self._name, task, self.params, reporter, self.validation_data)
+        self._warn_of_dropped()
         # Not before here: a `fit` that is refused leaves the last one's result.
         self._fit, self._course = fit, None
         self._resumed = None
@@ -322,6 +323,18 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
                 overwrite=self.overwrite,
                 advice="Choose another directory, resume that run "
                 "(`resume=True`), or replace it (`overwrite=True`).",
+            )
+
+    def _warn_of_dropped(self) -> None:
+        """Says that members in memory are let go of, if there are any."""
+        num = len(self.run.members) if self._course else 0
+        if num and self.directory is None:
+            warnings.warn(
+                f"{self._name}: this `fit` starts a new run in memory, and "
+                f"the callback lets go of the last one with its {num} members. "
+                "To keep them, save them before (`ensemble().save(directory)`) "
+                "or use one callback for each `fit`.",
+                stacklevel=2,
             )
 
     def _warn_of_rebuilding(self) -> None:

@@ -95,6 +95,7 @@ class Beginning:
         if not fit.task.weights.has_own_seed and settings.seed is not None:
             fit.task.weights.set_seed(settings.seed)
         plan, header = self._describe(fit, settings.first_epoch or 0)
+        header = _known_as(RunDirectory.open(directory).header, header, fit)
         run = RunDirectory.claim(directory, header)
         if not run.is_finished and run.state is None:
             return None
@@ -191,6 +192,14 @@ class Beginning:
                 f"will make {known} steps. Leave `total_steps` out."
             )
         return known
+
+
+def _known_as(then: Header, now: Header, fit: Fit) -> Header:
+    """What a run is started with, as an earlier version would have said it."""
+    former = copying.architecture_id(fit.task.model, as_frozen=True)
+    if then.architecture != former:
+        return now
+    return dataclasses.replace(now, architecture=former)
 
 
 def _is_uniform(distribution: np.ndarray) -> bool:

@@ -396,13 +396,13 @@ def test_snapshot_boosting_rates_restarts_and_weights():
 
 
 def test_snapshot_boosting_begins_each_update_from_the_first_weights():
-    callback = SnapshotBoosting(
-        patience=1, restart_patience=1, deviation_rate=0.5
-    )
+    options = {"patience": 1, "restart_patience": 1, "deviation_rate": 0.5}
+    callback = SnapshotBoosting(**options)
     fit(callback, epochs=4, before=[Scripted([1, 2, 1, 2])])
     # Restarts after epochs 2 and 4 of those before the last: 12 only, since
     # the fourth is the last.
     assert steps(callback) == [12, 24]
+    callback = SnapshotBoosting(**options)
     fit(callback, epochs=6, before=[Scripted([1, 2, 1, 2, 1, 2])])
     assert steps(callback) == [12, 24, 36]
     second = callback.ensemble().run.correct(24)

@@ -637,3 +637,20 @@ def test_architecture_does_not_depend_on_the_line_of_a_lambda():
         return copying.architecture_id(keras.Sequential(layers))
 
     assert with_lambda("lambda x: x") == with_lambda("\n\nlambda x: x".strip())
+
+
+def test_what_is_frozen_is_no_part_of_the_architecture():
+    def made(is_frozen):
+        part = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5)])
+        part.trainable = not is_frozen
+        return keras.Sequential([part, keras.layers.Dense(3)])
+
+    frozen, free = made(True), made(False)
+    assert copying.architecture_id(frozen) == copying.architecture_id(free)
+    # Nothing changes for what is not frozen, and runs of earlier versions that
+    # were trained with frozen parts are known by what they were called.
+    former = copying.architecture_id(frozen, as_frozen=True)
+    assert former != copying.architecture_id(frozen)
+    assert copying.architecture_id(
+        free, as_frozen=True
+    ) == copying.architecture_id(free)

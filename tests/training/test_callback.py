@@ -1,5 +1,6 @@
 """CBNNCallback inside real `fit` calls."""
 
+import contextlib
 import csv
 
 import keras
@@ -324,10 +325,15 @@ def test_one_instance_serves_several_fits():
     cbnn = CBNNCallback.paper(num_checkpoints=2)
     train = cbnn.weighted(x, y, batch_size=20, seed=3)
     votes, weights = [], []
-    for _ in range(2):
+    for is_second in (False, True):
         keras.utils.set_random_seed(0)
         model = dense_model()
-        model.fit(train, epochs=3, callbacks=[cbnn], verbose=0)
+        with (
+            pytest.warns(UserWarning, match="a new run in memory, .*2 members")
+            if is_second
+            else contextlib.nullcontext()
+        ):
+            model.fit(train, epochs=3, callbacks=[cbnn], verbose=0)
         votes.append([r["vote"] for r in cbnn.history])
         weights.append(cbnn.sample_weights.numpy())
     assert votes[0] == votes[1]  # the second starts anew
@@ -348,17 +354,24 @@ def test_shortest_script():
 def test_one_line_form_twice_with_new_callbacks_and_with_the_same():
     x, y = blobs()
     model = dense_model()
+    used = []
     for callback in (
         first := CBNNCallback.paper(),
         CBNNCallback.paper(),
         first,
     ):
-        model.fit(
-            weighted(x, y, batch_size=64),
-            epochs=3,
-            callbacks=[callback],
-            verbose=0,
-        )
+        with (
+            pytest.warns(UserWarning, match="one callback for each `fit`")
+            if callback in used
+            else contextlib.nullcontext()
+        ):
+            model.fit(
+                weighted(x, y, batch_size=64),
+                epochs=3,
+                callbacks=[callback],
+                verbose=0,
+            )
+        used.append(callback)
         assert len(callback.ensemble()) > 0
 
 

@@ -11,10 +11,11 @@ import time
 import keras
 import numpy as np
 import pytest
-from helpers import blobs, dense_model
+from helpers import blobs, change_manifest, dense_model
 from test_callback import Stop, StopAfter, images, noisy_cnn
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
+from cbnn_keras.models import copying
 from cbnn_keras.support import locks
 
 SCRIPT = pathlib.Path(__file__).with_name("killable_training.py")
@@ -359,3 +360,36 @@ def test_a_full_disk_is_explained_and_nothing_is_lost(
         fit(tmp_path / "run")
     fit(tmp_path / "run")
     assert contents(tmp_path / "run") == contents(directory)
+
+
+def test_a_run_with_frozen_layers_of_an_earlier_version_is_resumed(tmp_path):
+    """What was frozen was part of its architecture's hash then."""
+
+    def frozen():
+        keras.backend.clear_session(free_memory=False)
+        keras.utils.set_random_seed(0)
+        model = dense_model()
+        model.layers[0].trainable = False
+        adam = keras.optimizers.Adam(0.05)
+        model.compile(adam, "sparse_categorical_crossentropy")
+        return model
+
+    def train(*others, **options):
+        x, y = blobs()
+        cbnn = CBNNCallback(tmp_path / "run", num_checkpoints=2, **options)
+        train = cbnn.weighted(x, y, batch_size=20, seed=1)
+        model = frozen()
+        model.fit(train, epochs=4, callbacks=[cbnn, *others], verbose=0)
+        return cbnn
+
+    with pytest.raises(Stop):
+        train(StopAfter(epoch=2, batch=1))
+    former = copying.architecture_id(frozen(), as_frozen=True)
+
+    def rename(manifest):
+        assert manifest["architecture"] != former
+        manifest["architecture"] = former
+
+    change_manifest(tmp_path / "run", rename)
+    cbnn = train(resume=True)
+    assert [record["step"] for record in cbnn.history] == [12, 24]
