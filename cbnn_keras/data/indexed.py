@@ -24,12 +24,23 @@ from cbnn_keras.data.steadiness import (
 )
 
 Augment = Callable[[Any, tf.Tensor], Any]
+# Makes of a batch (index, x, y) what a dataset is to give.
+Finish = Callable[[tf.Tensor, Any, tf.Tensor], Any]
 # Wraps an iterable of batches to show its progress: (iterable, total) -> same.
 Track = Callable[[Iterable[Any], int], Iterable[Any]]
 
 
+# Bytes of a batch that takes longer to hand over to another thread than to
+# gather.
+_LIGHT_BATCH = 2**18
+
+
 def untracked(iterable: Iterable[Any], total: int) -> Iterable[Any]:
     return iterable
+
+
+def unfinished(index: tf.Tensor, x: Any, y: tf.Tensor) -> Any:
+    return index, x, y
 
 
 class Samples(abc.ABC):
@@ -49,6 +60,7 @@ class Samples(abc.ABC):
         batch_size: int,
         shuffle: bool | int,
         augment: Augment | None,
+        finish: Finish = unfinished,
     ) -> tf.data.Dataset:
         """Batches `(index, x, y)` of one pass, a new order every pass.
 
@@ -58,6 +70,8 @@ class Samples(abc.ABC):
             shuffle: Whether to shuffle, or the size of the buffer to use.
             augment: `augment(x, seed)` for single samples; the seed derives
                 from the key and the index alone.
+            finish: What is done to a batch last of all, in the thread that
+                waits for it: what was prefetched is older.
         """
 
     @abc.abstractmethod
@@ -78,9 +92,9 @@ class Samples(abc.ABC):
             batch_size=batch_size,
             shuffle=shuffle,
             augment=None,
+            finish=lambda index, x, y: x,
         )
-        for _, x, _ in batches.prefetch(tf.data.AUTOTUNE):
-            yield x
+        yield from batches.prefetch(tf.data.AUTOTUNE)
 
     @abc.abstractmethod
     def labels(self, track: Track = untracked) -> np.ndarray:
@@ -118,6 +132,9 @@ class ArraySamples(Samples):
                 f"{sizes[:-1]} for x and {sizes[-1]} for y."
             )
         self.num_samples = sizes[0]
+        self._num_bytes = sum(
+            _num_bytes(array) for array in tf.nest.flatten((self._x, self._y))
+        )
 
     def training_batches(
         self,
@@ -126,35 +143,39 @@ class ArraySamples(Samples):
         batch_size: int,
         shuffle: bool | int,
         augment: Augment | None,
+        finish: Finish = unfinished,
     ) -> tf.data.Dataset:
-        def shuffled(key: tf.Tensor) -> tf.data.Dataset:
-            order = tf.range(self.num_samples, dtype=tf.int64)
-            if shuffle:  # all of it: with arrays no buffer is needed
-                order = tf.random.experimental.stateless_shuffle(order, key)
-            return tf.data.Dataset.from_tensor_slices(order)
+        def order(key: tf.Tensor) -> tf.Tensor:
+            indices = tf.range(self.num_samples, dtype=tf.int64)
+            if not shuffle:
+                return indices
+            # All of it: with arrays no buffer is needed.
+            return tf.random.experimental.stateless_shuffle(indices, key)
 
-        start = tf.data.Dataset.from_tensors(0)
+        start = tf.data.Dataset.range(1)
         if augment is None:
-            # Whole batches at once: seven times as fast as single samples.
-            return start.flat_map(
-                lambda _: shuffled(next_key()).batch(batch_size)
-            ).map(
-                lambda index: (index, *self._take(index)),
-                num_parallel_calls=tf.data.AUTOTUNE,
-            )
+            # Whole batches at once. Every function in a pipeline costs
+            # milliseconds each time that Keras makes an iterator, twice an
+            # epoch: so as few as can be.
+            indices = start.map(lambda _: order(next_key())).rebatch(batch_size)
+            if self._num_bytes * batch_size <= _LIGHT_BATCH * self.num_samples:
+                return indices.map(lambda i: finish(i, *self._take(i)))
+            return _finished(indices.map(lambda i: (i, *self._take(i))), finish)
 
         def one_pass(_: tf.Tensor) -> tf.data.Dataset:
             key = next_key()
-            return _with_key(shuffled(key), key)
+            indices = tf.data.Dataset.from_tensor_slices(order(key))
+            return _with_key(indices, key)
 
         def one_sample(index: tf.Tensor, key: tf.Tensor) -> Any:
             x, y = self._take(index)
             return index, augment(x, _sample_seed(key, index)), y
 
-        return (
+        return _finished(
             start.flat_map(one_pass)
             .map(one_sample, num_parallel_calls=tf.data.AUTOTUNE)
-            .batch(batch_size)
+            .batch(batch_size),
+            finish,
         )
 
     def inputs(self, batch_size: int) -> Iterator[Any]:
@@ -210,6 +231,7 @@ class DatasetSamples(Samples):
         batch_size: int,
         shuffle: bool | int,
         augment: Augment | None,
+        finish: Finish = unfinished,
     ) -> tf.data.Dataset:
         buffer = self.num_samples if shuffle is True else int(shuffle)
 
@@ -230,21 +252,25 @@ class DatasetSamples(Samples):
                 samples = samples.shuffle(
                     buffer, seed=seed, reshuffle_each_iteration=False
                 )
-            return _with_key(samples, key)
+            return samples if augment is None else _with_key(samples, key)
+
+        passes = tf.data.Dataset.range(1).flat_map(one_pass)
+        if augment is None:
+            return _finished(
+                passes.batch(batch_size), lambda i, xy: finish(i, *xy)
+            )
 
         def one_sample(
             sample: tuple[tf.Tensor, tuple[Any, tf.Tensor]], key: tf.Tensor
         ) -> Any:
             index, (x, y) = sample
-            if augment is not None:
-                x = augment(x, _sample_seed(key, index))
-            return index, x, y
+            return index, augment(x, _sample_seed(key, index)), y
 
-        return (
-            tf.data.Dataset.from_tensors(0)
-            .flat_map(one_pass)
-            .map(one_sample, num_parallel_calls=tf.data.AUTOTUNE)
-            .batch(batch_size)
+        return _finished(
+            passes.map(one_sample, num_parallel_calls=tf.data.AUTOTUNE).batch(
+                batch_size
+            ),
+            finish,
         )
 
     def inputs(self, batch_size: int) -> Iterator[Any]:
@@ -319,6 +345,12 @@ class DatasetSamples(Samples):
             raise ValueError(SHUFFLES_INSIDE)
 
 
+def _finished(
+    batches: tf.data.Dataset, finish: Callable[..., Any]
+) -> tf.data.Dataset:
+    return batches.prefetch(tf.data.AUTOTUNE).map(finish)
+
+
 def _with_key(dataset: tf.data.Dataset, key: tf.Tensor) -> tf.data.Dataset:
     return tf.data.Dataset.zip(
         dataset, tf.data.Dataset.from_tensors(key).repeat()
@@ -327,6 +359,11 @@ def _with_key(dataset: tf.data.Dataset, key: tf.Tensor) -> tf.data.Dataset:
 
 def _sample_seed(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
     return tf.random.experimental.stateless_fold_in(key, index)
+
+
+def _num_bytes(tensor: tf.Tensor) -> int:
+    # A text has no fixed size; most are not much longer than this.
+    return tf.size(tensor).numpy() * (tensor.dtype.size or 256)
 
 
 def as_samples(x: Any, y: Any, num_samples: int | None = None) -> Samples:

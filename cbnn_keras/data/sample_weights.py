@@ -6,6 +6,7 @@ arithmetic of `boosting.py`; when it happens is the callback's business. What
 users call, and which callback a pipeline belongs to, is in `pipelines.py`.
 """
 
+import functools
 import random
 import weakref
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import tensorflow as tf
 from cbnn_keras.data import sharding
 from cbnn_keras.data.gate import Gate
 from cbnn_keras.data.indexed import Augment, Samples
+from cbnn_keras.data.weighted_dataset import WeightedDataset
 from cbnn_keras.models import replicas
 
 
@@ -162,36 +164,57 @@ class SampleWeights:
         """Batches `(x, y, weight)`, shuffled anew every pass."""
         if not (self.samples and self.batch_size and self.num_batches):
             raise ValueError("SampleWeights: there are no samples to batch.")
-        batches = self.samples.training_batches(
+        batches = functools.partial(
+            self.samples.training_batches,
             self._next_key,
             batch_size=self.batch_size,
             shuffle=self.shuffle or False,
             augment=augment,
-        ).prefetch(tf.data.AUTOTUNE)
+        )
+        whole = self._counted(batches(finish=self._weigh))
         # Samples of other kinds, sparse ones, cannot be repeated.
         self.can_be_divided = all(
             isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec))
-            for spec in tf.nest.flatten(batches.element_spec[1])
+            for spec in tf.nest.flatten(whole.element_spec[0])
         )
-        dataset = (
-            tf.data.Dataset.zip(batches, self.gate.tickets(self.num_batches))
-            .map(self._weigh)
-            .apply(tf.data.experimental.assert_cardinality(self.num_batches))
+        if not self.can_be_divided:
+            return WeightedDataset(whole, lambda: whole)
+        num_batches = self.num_batches
+        return WeightedDataset(
+            whole, lambda: self._divided(batches(), num_batches)
         )
+
+    def _divided(
+        self, batches: tf.data.Dataset, num_batches: int
+    ) -> tf.data.Dataset:
+        """For a strategy: batches wait for their weights and are spread."""
+        ticketed = tf.data.Dataset.zip(
+            batches.prefetch(tf.data.AUTOTUNE), self.gate.tickets(num_batches)
+        )
+        return self._counted(ticketed.map(self._weigh_divided))
+
+    def _counted(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+        """Tells Keras the number of batches, and TensorFlow what to leave."""
         options = _without_injected_prefetch()
         options.deterministic = True
         # There is nothing to share out among machines; TensorFlow would warn.
         options.experimental_distribute.auto_shard_policy = (
             tf.data.experimental.AutoShardPolicy.OFF
         )
-        return dataset.with_options(options)
+        return dataset.apply(
+            tf.data.experimental.assert_cardinality(self.num_batches)
+        ).with_options(options)
 
     def _weigh(
+        self, index: tf.Tensor, x: Any, y: tf.Tensor
+    ) -> tuple[Any, tf.Tensor, tf.Tensor]:
+        return x, y, self.look_up(index)
+
+    def _weigh_divided(
         self, batch: tuple[tf.Tensor, Any, tf.Tensor], ticket: tf.Tensor
     ) -> tuple[Any, tf.Tensor, tf.Tensor]:
-        index, x, y = batch
-
         def divided() -> tuple[Any, tf.Tensor, tf.Tensor]:
+            index, x, y = batch
             with tf.control_dependencies([self.gate.wait(ticket)]):
                 weight = self.look_up(index)
             return sharding.spread(
@@ -202,12 +225,11 @@ class SampleWeights:
                 is_averaged=self._variables.is_averaged,
             )
 
-        def whole() -> tuple[Any, tf.Tensor, tf.Tensor]:
-            return x, y, self.look_up(index)
-
-        if not self.can_be_divided:
-            return whole()
-        return tf.cond(self._variables.num_replicas > 0, divided, whole)
+        return tf.cond(
+            self._variables.num_replicas > 0,
+            divided,
+            lambda: self._weigh(*batch),
+        )
 
     def _next_key(self) -> tf.Tensor:
         stream = self._variables.stream

@@ -11,6 +11,7 @@ import tensorflow as tf
 from helpers import blobs, dense_model
 
 from cbnn_keras import CBNNCallback, weighted
+from cbnn_keras.data import indexed
 from cbnn_keras.data.pipelines import (
     indexed_pipeline,
     live_sample_weights,
@@ -146,6 +147,30 @@ def test_the_same_seed_gives_the_same_passes(source):
     assert other[0] != first[0] and other[1] != first[1]
 
 
+# What seed 1 gave when runs were first kept: they must resume with it.
+FIRST_ORDERS = {
+    "arrays": [
+        [5, 13, 12, 19, 16, 15, 21, 9, 4, 6, 0, 10]
+        + [2, 18, 22, 20, 3, 14, 11, 17, 1, 8, 7],
+        [1, 2, 7, 6, 12, 21, 3, 0, 20, 17, 16, 15]
+        + [13, 11, 10, 22, 5, 18, 19, 9, 14, 8, 4],
+    ],
+    "dataset": [
+        [22, 7, 8, 1, 13, 9, 16, 6, 12, 15, 3, 21]
+        + [10, 11, 20, 2, 17, 18, 5, 0, 19, 14, 4],
+        [15, 19, 18, 11, 2, 10, 12, 16, 0, 1, 3, 9]
+        + [17, 22, 7, 13, 5, 6, 4, 21, 14, 8, 20],
+    ],
+}
+
+
+@pytest.mark.parametrize("augment", [None, lambda x, seed: x])
+@pytest.mark.parametrize("source", SOURCES)
+def test_orders_are_those_of_older_versions(source, augment):
+    found = orders(pipeline(source, augment=augment), 2)
+    assert found == FIRST_ORDERS[source]
+
+
 @pytest.mark.parametrize("source", SOURCES)
 def test_set_epoch_replays_an_epoch(source):
     train, weights = with_weights(
@@ -227,6 +252,16 @@ def test_keras_is_told_the_number_of_batches(source):
     assert sorted(orders(train, 1)[0]) == list(range(7))
 
 
+@pytest.mark.parametrize("source", SOURCES)
+def test_what_is_made_of_the_pipeline_has_the_same_batches(source):
+    # Iterated over, the dataset takes another way than `map` and strategies.
+    expected = orders(pipeline(source), 2)
+    mapped = pipeline(source).map(lambda x, y, weight: (x, y, 2 * weight))
+    assert orders(mapped, 2) == expected
+    assert {w for *_, weight in mapped for w in weight.numpy()} == {2.0}
+    assert int(mapped.cardinality()) == 6
+
+
 # Weights meet samples.
 
 
@@ -260,8 +295,17 @@ def test_every_weight_belongs_to_its_sample(source, options):
 )
 @pytest.mark.parametrize("source", SOURCES)
 def test_the_very_next_batch_has_the_new_weights(source, options):
+    check_the_very_next_batch(*with_weights(source, 200, **options))
+
+
+def test_the_very_next_batch_is_new_where_batches_are_prefetched(monkeypatch):
+    monkeypatch.setattr(indexed, "_LIGHT_BATCH", 0)
+    assert orders(pipeline(), 2) == FIRST_ORDERS["arrays"]
+    check_the_very_next_batch(*with_weights("arrays", 200))
+
+
+def check_the_very_next_batch(train, weights):
     # Many small batches, so that the prefetch buffer is full.
-    train, weights = with_weights(source, 200, batch_size=2, **options)
     batches = iter(train)
     for i in range(40):
         _, y, weight = next(batches)
