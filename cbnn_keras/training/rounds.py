@@ -21,6 +21,11 @@ from cbnn_keras.training.running_accuracy import RunningAccuracy
 from cbnn_keras.training.scoring import Scorer, Scores
 from cbnn_keras.training.task import Task, is_loss_scaled
 
+# Batches of training that are scored as one: a step of a small model takes as
+# long for four times the samples, and inference keeps nothing for gradients,
+# so that it takes no more memory than training.
+_NUM_BATCHES_AT_ONCE = 4
+
 
 class Rounds:
     """The rounds of one run, from where the run is.
@@ -169,8 +174,8 @@ class Rounds:
 
     def _score(self, step: int, epoch: int) -> Scores:
         samples = self._task.samples
-        # As large as in training, for a single replica.
-        batch_size = -(-self._task.batch_size // self._scorer.num_replicas)
+        in_training = -(-self._task.batch_size // self._scorer.num_replicas)
+        batch_size = _NUM_BATCHES_AT_ONCE * in_training
         inputs = self._reporter.track(
             samples.inputs(batch_size),
             -(-samples.num_samples // batch_size),

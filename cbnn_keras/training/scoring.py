@@ -107,7 +107,7 @@ def _with_labels(
 ) -> Iterator[tuple[Any, tf.Tensor]]:
     start = 0
     for x in batches:
-        stop = start + int(tf.shape(tf.nest.flatten(x)[0])[0])
+        stop = start + tf.nest.flatten(x)[0].shape[0]
         yield x, tf.constant(labels[start:stop], tf.int32)
         start = stop
 
