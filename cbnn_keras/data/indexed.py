@@ -11,13 +11,13 @@ import abc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
+from cbnn_keras.data.conversion import as_inputs, as_labels, shown_sizes
 from cbnn_keras.data.steadiness import (
     EMPTY,
-    SHUFFLES_INSIDE,
+    UnsteadyError,
     cardinality,
     changed_length,
     sample_hash,
@@ -27,7 +27,7 @@ Augment = Callable[[Any, tf.Tensor], Any]
 # Makes of a batch (index, x, y) what a dataset is to give.
 Finish = Callable[[tf.Tensor, Any, tf.Tensor], Any]
 # Wraps an iterable of batches to show its progress: (iterable, total) -> same.
-Track = Callable[[Iterable[Any], int], Iterable[Any]]
+Track = Callable[[Iterable[Any], int | None], Iterable[Any]]
 
 
 # Bytes of a batch that takes longer to hand over to another thread than to
@@ -35,7 +35,7 @@ Track = Callable[[Iterable[Any], int], Iterable[Any]]
 _LIGHT_BATCH = 2**18
 
 
-def untracked(iterable: Iterable[Any], total: int) -> Iterable[Any]:
+def untracked(iterable: Iterable[Any], total: int | None) -> Iterable[Any]:
     return iterable
 
 
@@ -48,9 +48,11 @@ class Samples(abc.ABC):
 
     Attributes:
         num_samples: n.
+        class_names: The names of the classes, where labels had names.
     """
 
     num_samples: int
+    class_names: list[str] | None = None
 
     @abc.abstractmethod
     def training_batches(
@@ -100,23 +102,22 @@ class Samples(abc.ABC):
     def labels(self, track: Track = untracked) -> np.ndarray:
         """All y in the order of the index."""
 
+    @abc.abstractmethod
+    def split(self, num: int, batch_size: int) -> tuple["Samples", Any]:
+        """The first samples, and the others as `fit` takes them to validate.
+
+        Args:
+            num: How many come first.
+            batch_size: Of the others, where they come in batches.
+        """
+
 
 class ArraySamples(Samples):
     """Samples in arrays: NumPy, tensors or data frames, in any nest for x."""
 
     def __init__(self, x: Any, y: Any) -> None:
-        if isinstance(y, dict) or (
-            isinstance(y, (list, tuple)) and y and getattr(y[0], "shape", ())
-        ):
-            raise ValueError(
-                "weighted(x, y): y must be one array of labels; received "
-                f"{type(y).__name__} of {len(y)}. CBNN boosts one "
-                "classification output."
-            )
-        # As Keras does: tf.data stacks a list into a tensor.
-        inputs = keras.tree.lists_to_tuples(x)
-        self._x = tf.nest.map_structure(_as_tensor, inputs)
-        self._y = _as_tensor(y)
+        self._y, self.class_names = as_labels(y)
+        self._x = as_inputs(x, y)
         sizes = [
             int(a.shape[0]) if a.shape.rank else None
             for a in tf.nest.flatten((self._x, self._y))
@@ -129,7 +130,7 @@ class ArraySamples(Samples):
             raise ValueError(
                 "weighted(x, y): every array needs one entry per sample along "
                 "its first axis; received first axes of "
-                f"{sizes[:-1]} for x and {sizes[-1]} for y."
+                f"{shown_sizes(sizes[:-1])} for x and {sizes[-1]} for y."
             )
         self.num_samples = sizes[0]
         self._num_bytes = sum(
@@ -190,6 +191,13 @@ class ArraySamples(Samples):
     def labels(self, track: Track = untracked) -> np.ndarray:
         return self._y.numpy()
 
+    def split(self, num: int, batch_size: int) -> tuple[Samples, Any]:
+        first, others = (
+            tf.nest.map_structure(lambda a: a[part], (self._x, self._y))  # noqa: B023
+            for part in (slice(num), slice(num, None))
+        )
+        return ArraySamples(*first), others
+
     def _take(self, index: tf.Tensor) -> tuple[Any, tf.Tensor]:
         return tf.nest.map_structure(
             lambda array: tf.gather(array, index), (self._x, self._y)
@@ -209,20 +217,25 @@ class DatasetSamples(Samples):
     _READ_BATCH = 256
 
     def __init__(
-        self, dataset: tf.data.Dataset, num_samples: int | None = None
+        self,
+        dataset: tf.data.Dataset,
+        num_samples: int | None = None,
+        track: Track = untracked,
     ) -> None:
         spec = dataset.element_spec
         if not (isinstance(spec, tuple) and len(spec) == 2):
             raise ValueError(
-                "weighted(dataset): the dataset must give single samples "
-                f"`(x, y)`; its elements are {spec}. Sample weights go into "
-                "the argument `sample_weight`."
+                "weighted(dataset): the dataset must give `(x, y)`; its "
+                f"elements are {spec!s:.300}. Sample weights go into the "
+                "argument `sample_weight`."
             )
         self._check_single_label(spec[1])
-        self.num_samples = cardinality(dataset, num_samples)
+        known = cardinality(dataset, num_samples)
         self._dataset = dataset
+        self._labels: np.ndarray | None = None
         self._hashes: np.ndarray | None = None
         self._check_head()
+        self.num_samples = len(self._read(track)) if known is None else known
 
     def training_batches(
         self,
@@ -287,32 +300,45 @@ class DatasetSamples(Samples):
             raise ValueError(changed_length(self.num_samples))
 
     def labels(self, track: Track = untracked) -> np.ndarray:
+        labels = self._read(track, -(-self.num_samples // self._READ_BATCH))
+        if len(labels) != self.num_samples:
+            raise ValueError(
+                f"weighted(dataset): the dataset has {len(labels)} samples, "
+                f"but {self.num_samples} were announced. Give the true number "
+                "as `num_samples`, or leave it out."
+            )
+        return labels
+
+    def split(self, num: int, batch_size: int) -> tuple[Samples, Any]:
+        others = self._dataset.skip(num).batch(batch_size)
+        return (
+            DatasetSamples(self._dataset.take(num), num),
+            others.prefetch(tf.data.AUTOTUNE),
+        )
+
+    def _read(self, track: Track, num_batches: int | None = None) -> np.ndarray:
+        """All labels, in one pass, in which samples are hashed too."""
+        if self._labels is not None:
+            return self._labels
         labelled = self._dataset.map(
             lambda x, y: (y, sample_hash(x, y)),
             num_parallel_calls=tf.data.AUTOTUNE,
         )
         batches = labelled.batch(self._READ_BATCH).prefetch(tf.data.AUTOTUNE)
-        num_batches = -(-self.num_samples // self._READ_BATCH)
         labels, hashes = [], []
         for y, code in track(batches, num_batches):
             labels.append(y.numpy())
             hashes.append(code.numpy())
-        num_read = sum(map(len, labels))
-        if num_read != self.num_samples:
-            raise ValueError(
-                f"weighted(dataset): the dataset has {num_read} samples, but "
-                f"{self.num_samples} were announced. Give the true number as "
-                "`num_samples`."
-            )
+        self._labels = np.concatenate(labels)
         self._hashes = np.concatenate(hashes)
-        return np.concatenate(labels)
+        return self._labels
 
     @staticmethod
     def _check_single_label(spec: Any) -> None:
         if tf.nest.is_nested(spec):
             raise ValueError(
                 "weighted(dataset): y must be one label per sample, not "
-                f"{spec}. CBNN boosts one classification output."
+                f"{spec!s:.300}. CBNN boosts one classification output."
             )
         if spec.shape.rank is not None and spec.shape.rank > 0:
             if spec.shape[0] is None or spec.shape.rank > 1:
@@ -331,9 +357,9 @@ class DatasetSamples(Samples):
         if not len(first):
             raise ValueError(EMPTY)
         if len(first) != len(second):
-            raise ValueError(changed_length(self.num_samples))
+            raise ValueError(changed_length(len(first)))
         if not np.array_equal(first, second):
-            raise ValueError(SHUFFLES_INSIDE)
+            raise UnsteadyError
 
     def _check_hashes(self, position: int, hashes: np.ndarray) -> None:
         if self._hashes is None:
@@ -342,7 +368,7 @@ class DatasetSamples(Samples):
             raise ValueError(changed_length(self.num_samples))
         known = self._hashes[position : position + len(hashes)]
         if not np.array_equal(known, hashes):
-            raise ValueError(SHUFFLES_INSIDE)
+            raise UnsteadyError
 
 
 def _finished(
@@ -364,50 +390,3 @@ def _sample_seed(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
 def _num_bytes(tensor: tf.Tensor) -> int:
     # A text has no fixed size; most are not much longer than this.
     return tf.size(tensor).numpy() * (tensor.dtype.size or 256)
-
-
-def as_samples(x: Any, y: Any, num_samples: int | None = None) -> Samples:
-    """Samples from arrays `x, y`, or from a dataset `x` of `(x, y)`."""
-    if isinstance(x, tf.data.Dataset):
-        if y is not None:
-            raise ValueError(
-                "weighted(dataset, y): a dataset brings its own labels; leave "
-                "`y` out."
-            )
-        return DatasetSamples(x, num_samples)
-    if y is None:
-        raise ValueError(
-            "weighted(x): the labels are missing. Call `weighted(x, y)` with "
-            "arrays, or `weighted(dataset)` with a `tf.data.Dataset` of "
-            f"`(x, y)`; received {type(x).__name__}."
-        )
-    if num_samples is not None:
-        raise ValueError(
-            "weighted(num_samples=...) is for datasets; arrays know their "
-            "length."
-        )
-    return ArraySamples(x, y)
-
-
-def _as_tensor(array: Any) -> tf.Tensor:
-    # On the CPU, where the pipeline runs: a GPU would be filled with the data.
-    with tf.device("CPU:0"):
-        if isinstance(array, tf.SparseTensor) or hasattr(array, "toarray"):
-            raise ValueError(
-                "weighted(x, y): sparse inputs are not supported. Make them "
-                "dense (`tf.sparse.to_dense`, `.toarray()`)."
-            )
-        if tf.is_tensor(array):
-            return tf.identity(array)
-        values = np.asarray(array)
-        if values.dtype == np.float64:  # as Keras does with arrays
-            values = values.astype(keras.config.floatx())
-        try:
-            return tf.convert_to_tensor(values)
-        except ValueError as error:
-            raise ValueError(
-                f"weighted(x, y): {type(array).__name__} of dtype "
-                f"{values.dtype} is no array of numbers or of strings alone "
-                f"({error}). Give columns of different kinds as a dict: "
-                "`{name: column.to_numpy() for name, column in x.items()}`."
-            ) from None

@@ -8,14 +8,19 @@ mean among those that are alive.
 import gc
 import inspect
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras.data.indexed import Augment, as_samples
+from cbnn_keras.data.indexed import Augment, DatasetSamples
 from cbnn_keras.data.sample_weights import SampleWeights
+from cbnn_keras.data.sources import read_source
+from cbnn_keras.data.start import hold_out, start_weights
+from cbnn_keras.data.weighted_dataset import WeightedDataset
 from cbnn_keras.support import arguments
+from cbnn_keras.support.console import Reporter
 
 # The pipelines in use: an entry lives as long as its dataset does.
 _live: "weakref.WeakKeyDictionary[tf.data.Dataset, SampleWeights]"
@@ -82,13 +87,15 @@ def weighted(
     x: Any,
     y: Any = None,
     *,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     sample_weight: Any = None,
-    shuffle: bool | int = True,
+    class_weight: Mapping[Any, float] | None = None,
+    validation_split: float = 0.0,
+    shuffle: bool | int | None = None,
     augment: Augment | None = None,
     seed: int | None = None,
     num_samples: int | None = None,
-) -> tf.data.Dataset:
+) -> WeightedDataset:
     """Training data whose sample weights a `CBNNCallback` can change.
 
     Give the result to `model.fit` together with a callback. The order of an
@@ -102,25 +109,35 @@ def weighted(
     two samples, and so must their weights: see `CBNNCallback.attach_index`.
 
     Args:
-        x: Inputs: arrays, tensors or data frames in any structure that Keras
-            accepts; or a `tf.data.Dataset` of single samples `(x, y)` that
-            always come in the same order.
-        y: Labels: integers `(n,)` or `(n, 1)`, or one-hot `(n, k)`. Left out
+        x: Inputs: arrays, tensors, lists or data frames in any structure that
+            Keras accepts; or a `tf.data.Dataset` of `(x, y)`, of single samples
+            or of batches, which is the same in every pass (a `shuffle` in it is
+            taken out where it can be); or a `keras.utils.PyDataset`.
+        y: Labels: integers `(n,)` or `(n, 1)`, one-hot `(n, k)`, booleans, or
+            names of classes, which are numbered in alphabetical order. Left out
             with a dataset.
-        batch_size: Samples per batch, on all devices together. Defaults to 32.
+        batch_size: Samples per batch, on all devices together. Defaults to
+            None: that of a dataset of batches, or else 32.
         sample_weight: Weights to start from instead of 1/n, shape `(n,)`. Only
             their ratios count: they are scaled to mean 1.
+        class_weight: A factor for the weights of each class, by number or by
+            name, as in `fit`; 1 for a class that is left out.
+        validation_split: The share of the samples, the last ones, that is held
+            out, as in `fit`: they are the `validation_data` of the result.
         shuffle: True (all samples), False, or the size of the buffer for a
-            dataset that does not fit into memory. Defaults to True.
+            dataset that does not fit into memory. Defaults to None: as the
+            dataset was shuffled, or else True.
         augment: `augment(x, seed)`, applied to one sample at a time, with a
             seed of shape `(2,)` for TensorFlow's `stateless` functions. Scoring
             sees the samples without it.
         seed: Integer. Defaults to one drawn from Python's generator, which
             `keras.utils.set_random_seed` seeds.
-        num_samples: The number of samples, for a dataset that does not know.
+        num_samples: The number of samples, for a dataset that does not know and
+            is not to be counted.
 
     Returns:
-        A `tf.data.Dataset` of batches `(x, y, weight)`.
+        A `tf.data.Dataset` of batches `(x, y, weight)`, with the attribute
+        `validation_data`, for `fit`; None without a `validation_split`.
 
     Example:
 
@@ -131,6 +148,8 @@ def weighted(
     options = {
         "batch_size": batch_size,
         "sample_weight": sample_weight,
+        "class_weight": class_weight,
+        "validation_split": validation_split,
         "shuffle": shuffle,
         "augment": augment,
         "seed": seed,
@@ -143,41 +162,70 @@ def weighted_pipeline(
     x: Any,
     y: Any = None,
     *,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     sample_weight: Any = None,
-    shuffle: bool | int = True,
+    class_weight: Mapping[Any, float] | None = None,
+    validation_split: float = 0.0,
+    shuffle: bool | int | None = None,
     augment: Augment | None = None,
     seed: int | None = None,
     num_samples: int | None = None,
-) -> tuple[tf.data.Dataset, SampleWeights]:
+) -> tuple[WeightedDataset, SampleWeights]:
     """What `weighted` gives, together with the weights that it looks up."""
-    size = arguments.integer("weighted", "batch_size", batch_size)
-    if isinstance(shuffle, np.bool_):
-        shuffle = bool(shuffle)
-    elif not isinstance(shuffle, bool):
-        shuffle = arguments.integer(
-            "weighted",
-            "shuffle",
-            shuffle,
-            at_least=0,
-            allowed="True, False or the size of the shuffle buffer",
-        )
+    if batch_size is not None:
+        batch_size = arguments.integer("weighted", "batch_size", batch_size)
+    shuffle = _checked_shuffle(shuffle)
     if seed is not None:
         seed = arguments.integer("weighted", "seed", seed, at_least=None)
+    share = arguments.number(
+        "weighted",
+        "validation_split",
+        validation_split,
+        at_least=0,
+        below=1,
+        allowed="a number of at least 0 and below 1",
+    )
     _check_augment(augment)
-    samples = as_samples(x, y, num_samples)
+    track = Reporter(verbose=1).tracker("reading the samples")
+    source = read_source(x, y, num_samples, track)
+    samples, size = source.samples, batch_size or source.batch_size or 32
+    weight = start_weights(
+        samples, sample_weight, class_weight, source.class_names, track
+    )
+    validation_data = None
+    if share:
+        samples, validation_data = hold_out(samples, share, size, track)
+        weight = None if weight is None else weight[: samples.num_samples]
     _check_divisible(min(size, samples.num_samples))
+    if shuffle is None:
+        shuffle = source.shuffle or True
     weights = SampleWeights(
         samples.num_samples,
-        sample_weight=sample_weight,
+        sample_weight=weight,
         samples=samples,
         seed=seed,
         batch_size=size,
         shuffle=shuffle,
+        class_names=source.class_names,
     )
     dataset = weights.training_dataset(augment)
+    dataset.validation_data = validation_data
     _live[dataset] = weights
     return dataset, weights
+
+
+def _checked_shuffle(shuffle: Any) -> bool | int | None:
+    if shuffle is None or isinstance(shuffle, bool):
+        return shuffle
+    if isinstance(shuffle, np.bool_):
+        return bool(shuffle)
+    return arguments.integer(
+        "weighted",
+        "shuffle",
+        shuffle,
+        at_least=0,
+        allowed="True, False or the size of the shuffle buffer",
+    )
 
 
 def indexed_pipeline(
@@ -187,7 +235,7 @@ def indexed_pipeline(
     sample_weight: Any = None,
 ) -> tuple[tf.data.Dataset, SampleWeights]:
     """Samples `(x, y)` as `(index, x, y)`, and weights to be looked up."""
-    samples = as_samples(dataset, None, num_samples)
+    samples = DatasetSamples(dataset, num_samples)
     weights = SampleWeights(samples.num_samples, sample_weight=sample_weight)
     indexed = weights.indexed(dataset)
     _live[indexed] = weights

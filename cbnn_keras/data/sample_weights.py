@@ -53,6 +53,7 @@ class SampleWeights:
         seed: Drawn if it is None.
         batch_size: The size of a batch, for a pipeline that is made here.
         shuffle: Whether to shuffle, or the size of the buffer, likewise.
+        class_names: The names of the classes, where they are known.
 
     Attributes:
         variable: n * omega, float32, shape `(num_samples,)`: mean 1, because
@@ -74,8 +75,10 @@ class SampleWeights:
         seed: int | None = None,
         batch_size: int | None = None,
         shuffle: bool | int | None = None,
+        class_names: list[str] | None = None,
     ) -> None:
         self.num_samples = num_samples
+        self.class_names = class_names
         self.first_distribution = _distribution(sample_weight, num_samples)
         self.distribution = self.first_distribution
         self.samples = samples
@@ -160,7 +163,7 @@ class SampleWeights:
         # Options hold for the whole pipeline that grows out of this.
         return indexed.with_options(_without_injected_prefetch())
 
-    def training_dataset(self, augment: Augment | None) -> tf.data.Dataset:
+    def training_dataset(self, augment: Augment | None) -> WeightedDataset:
         """Batches `(x, y, weight)`, shuffled anew every pass."""
         if not (self.samples and self.batch_size and self.num_batches):
             raise ValueError("SampleWeights: there are no samples to batch.")

@@ -13,9 +13,17 @@ SHUFFLES_INSIDE = (
     "weighted(dataset): the same position gave another sample in a second "
     "pass, so the dataset shuffles or augments inside and a sample weight "
     "would belong to no sample. Remove `.shuffle(...)` (with TFDS, "
-    "`shuffle_files=False`) and random maps from the dataset; `weighted` takes "
-    "`shuffle=` and `augment=` instead."
+    "`shuffle_files=False`) and random maps from the dataset, or let it "
+    "shuffle once (`.shuffle(..., seed=1, reshuffle_each_iteration=False)`); "
+    "`weighted` takes `shuffle=` and `augment=` instead."
 )
+
+
+class UnsteadyError(ValueError):
+    """The same position gave another sample."""
+
+    def __init__(self) -> None:
+        super().__init__(SHUFFLES_INSIDE)
 
 
 def changed_length(num_samples: int) -> str:
@@ -37,11 +45,16 @@ def sample_hash(x: Any, y: Any) -> tf.Tensor:
     return tf.cast(code, tf.int32)
 
 
-def cardinality(dataset: tf.data.Dataset, num_samples: int | None) -> int:
+def cardinality(
+    dataset: tf.data.Dataset, num_samples: int | None
+) -> int | None:
     """The number of samples of a dataset, or what the user says it is.
 
+    Returns:
+        None if nobody knows: then they have to be counted.
+
     Raises:
-        ValueError: If that is 0, without end, or not known.
+        ValueError: If that is 0 or without end.
     """
     known = int(dataset.cardinality())
     if known == tf.data.INFINITE_CARDINALITY:
@@ -50,13 +63,7 @@ def cardinality(dataset: tf.data.Dataset, num_samples: int | None) -> int:
             "`.repeat()`. `fit(epochs=...)` sets the number of passes."
         )
     if known == tf.data.UNKNOWN_CARDINALITY:
-        if num_samples is None:
-            raise ValueError(
-                "weighted(dataset): the number of samples is not known to "
-                "tf.data (after `filter`, `flat_map`, `from_generator`, ...). "
-                "Give it as `num_samples`."
-            )
-        if num_samples < 1:
+        if num_samples is not None and num_samples < 1:
             raise ValueError(
                 f"weighted(num_samples={num_samples}): at least 1."
             )

@@ -19,7 +19,12 @@ class WeightedDataset(tf.data.Dataset):
     Args:
         whole: The short way.
         make_divided: Makes the long one.
+
+    Attributes:
+        validation_data: What was held out for `fit`, or None.
     """
+
+    validation_data: Any = None
 
     def __init__(
         self,

@@ -76,7 +76,7 @@ class Reporter:
                 self._console.print(lead + ascii_text)
 
     def track(
-        self, iterable: Iterable[Any], total: int, description: str
+        self, iterable: Iterable[Any], total: int | None, description: str
     ) -> Iterator[Any]:
         """Passes the items on; the bar is gone when they are through."""
         progress = rich.progress.Progress(
@@ -110,10 +110,10 @@ class Reporter:
 
     def tracker(
         self, description: str
-    ) -> Callable[[Iterable[Any], int], Iterator[Any]]:
+    ) -> Callable[[Iterable[Any], int | None], Iterator[Any]]:
         """`track` for those who do not know what they are shown as."""
 
-        def track(iterable: Iterable[Any], total: int) -> Iterator[Any]:
+        def track(iterable: Iterable[Any], total: int | None) -> Iterator[Any]:
             return self.track(iterable, total, description)
 
         return track

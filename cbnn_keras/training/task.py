@@ -7,9 +7,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras.data.indexed import Samples, Track, as_samples
+from cbnn_keras.data.indexed import Samples, Track
 from cbnn_keras.data.labelled import as_pair
 from cbnn_keras.data.sample_weights import SampleWeights
+from cbnn_keras.data.sources import as_samples
 from cbnn_keras.labels import class_indices
 from cbnn_keras.models import replicas
 from cbnn_keras.models.classifier import Classifier, describe_classifier

@@ -193,15 +193,6 @@ def pairs(num_samples=120):
     return tf.data.Dataset.from_tensor_slices(blobs(num_samples))
 
 
-@pytest.mark.parametrize("make", ["weighted", "attach_index"])
-def test_a_dataset_of_unknown_size(make):
-    unknown = pairs().filter(lambda x, y: True)
-    with pytest.raises(
-        ValueError, match="number of samples is not known.*`num_samples`"
-    ):
-        getattr(CBNNCallback(), make)(unknown)
-
-
 def indexed(callback):
     """A pipeline of the user's own."""
     train = callback.attach_index(pairs()).batch(20)
@@ -356,18 +347,6 @@ def test_models_and_labels_that_cannot_be_boosted(make, labels, message):
     callback = CBNNCallback()
     train = callback.weighted(blobs()[0], labels, batch_size=20)
     assert_refused(message, make(), train, callbacks=[callback])
-
-
-def test_labels_that_are_words():
-    callback = CBNNCallback()
-    words = np.array(["cat", "dog", "eel"])[np.arange(120) % 3]
-    train = callback.weighted(blobs()[0], words, batch_size=20)
-    assert_refused(
-        "Labels must be numbers, not .*np.unique",
-        fast_model(),
-        train,
-        callbacks=[callback],
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,241 @@
+"""What people have -> samples by index.
+
+Arrays, lists and data frames; datasets of single samples or of batches, those
+of `keras.utils.image_dataset_from_directory` and its kin among them; a
+`keras.utils.PyDataset`, or anything else that gives a batch for a number.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from cbnn_keras.data.conversion import as_labels
+from cbnn_keras.data.indexed import (
+    ArraySamples,
+    DatasetSamples,
+    Samples,
+    Track,
+    untracked,
+)
+from cbnn_keras.data.steadiness import UnsteadyError
+from cbnn_keras.data.unshuffled import unshuffled
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Samples, and what was found out about where they come from.
+
+    Attributes:
+        samples: Single samples by index.
+        batch_size: Of the batches that they came in, or None.
+        shuffle: The size of the buffer that they were shuffled with, or None.
+        class_names: The names of the classes, where they are known.
+    """
+
+    samples: Samples
+    batch_size: int | None = None
+    shuffle: int | None = None
+    class_names: list[str] | None = None
+
+
+def read_source(
+    x: Any,
+    y: Any = None,
+    num_samples: int | None = None,
+    track: Track = untracked,
+) -> Source:
+    """Finds out what was given, and makes samples of it.
+
+    Args:
+        x: See `pipelines.weighted`.
+        y: Likewise.
+        num_samples: How many samples a dataset has, if the user says so.
+        track: Shows the progress of counting.
+
+    Raises:
+        ValueError: If it is nothing that samples can be made of.
+    """
+    kind = type(x).__name__
+    if isinstance(x, tf.data.Dataset) or _gives_batches(x):
+        if y is not None:
+            raise ValueError(
+                "weighted(dataset, y): a dataset brings its own labels; leave "
+                "`y` out."
+            )
+        batches = x if isinstance(x, tf.data.Dataset) else _numbered_batches(x)
+        # Keras leaves both on what its `..._dataset_from_directory` give.
+        names, paths = (
+            getattr(x, n, None) for n in ("class_names", "file_paths")
+        )
+        if num_samples is None and paths is not None:
+            num_samples = len(paths)
+        return _read_dataset(batches, num_samples, track, names)
+    if isinstance(x, Iterator):
+        raise ValueError(
+            f"weighted({kind}): a {kind} can be read once only, but samples "
+            "are read in every epoch and at every checkpoint. Give arrays, a "
+            "`tf.data.Dataset` or a `keras.utils.PyDataset`."
+        )
+    if y is None:
+        raise ValueError(
+            "weighted(x): the labels are missing. Call `weighted(x, y)` with "
+            "arrays, or `weighted(dataset)` with a `tf.data.Dataset` or a "
+            f"`keras.utils.PyDataset` of `(x, y)`; received {kind}."
+        )
+    if num_samples is not None:
+        raise ValueError(
+            "weighted(num_samples=...) is for datasets; arrays know their "
+            "length."
+        )
+    samples = ArraySamples(x, y)
+    return Source(samples, class_names=samples.class_names)
+
+
+def as_samples(
+    x: Any, y: Any = None, num_samples: int | None = None
+) -> Samples:
+    """The samples alone."""
+    return read_source(x, y, num_samples).samples
+
+
+def _read_dataset(
+    dataset: tf.data.Dataset,
+    num_samples: int | None,
+    track: Track,
+    class_names: Any,
+) -> Source:
+    buffer_size = None
+    try:
+        samples, batch_size = _samples_of(dataset, num_samples, track)
+    except UnsteadyError:
+        plain = unshuffled(dataset)
+        if plain is None:
+            raise
+        samples, batch_size = _samples_of(plain.dataset, num_samples, track)
+        buffer_size = plain.buffer_size
+    names = samples.class_names or class_names
+    return Source(
+        samples,
+        batch_size,
+        buffer_size,
+        None if names is None else [str(name) for name in names],
+    )
+
+
+def _samples_of(
+    dataset: tf.data.Dataset, num_samples: int | None, track: Track
+) -> tuple[DatasetSamples, int | None]:
+    batch_size = _batch_size(dataset)
+    if batch_size is not None:
+        dataset = dataset.unbatch()
+    spec = dataset.element_spec
+    kind = getattr(spec[1], "dtype", None) if _is_pair(spec) else None
+    if kind == tf.bool:
+        dataset = dataset.map(lambda x, y: (x, tf.cast(y, tf.int32)))
+    samples = DatasetSamples(dataset, num_samples, track)
+    if kind == tf.string:
+        samples = _with_numbers(dataset, samples, track)
+    return samples, batch_size
+
+
+def _with_numbers(
+    dataset: tf.data.Dataset, named: DatasetSamples, track: Track
+) -> DatasetSamples:
+    """The same samples with numbers for names of classes."""
+    _, names = as_labels(named.labels(track))
+    table = tf.constant(names)
+
+    def numbered(x: Any, y: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        return x, tf.argmax(tf.equal(table, y), output_type=tf.int32)
+
+    samples = DatasetSamples(dataset.map(numbered), named.num_samples)
+    samples.class_names = names
+    return samples
+
+
+def _is_pair(spec: Any) -> bool:
+    return isinstance(spec, tuple) and len(spec) == 2
+
+
+def _batch_size(dataset: tf.data.Dataset) -> int | None:
+    """How many samples the first batch has, or None for single samples."""
+    spec = dataset.element_spec
+    if not _is_pair(spec) or tf.nest.is_nested(spec[1]):
+        return None  # is refused later
+    rank = spec[1].shape.rank
+    if rank == 0 or (rank == 1 and not _may_be_batch(spec)):
+        return None
+    first = next(iter(dataset.take(1)), None)
+    if first is None:
+        return None
+    label = first[1].numpy()
+    if label.ndim == 0:
+        return None
+    is_row = np.isin(label, (0, 1)).all() and label.sum() == 1
+    if label.ndim == 1 and spec[1].shape.is_fully_defined() and is_row:
+        return None  # one-hot, of a single sample
+    return len(label)
+
+
+def _may_be_batch(spec: tuple[Any, Any]) -> bool:
+    """Whether inputs have as many entries as there are labels."""
+    size = spec[1].shape[0]
+    sizes = {
+        part.shape[0] if part.shape.rank else 0
+        for part in tf.nest.flatten(spec[0])
+    }
+    return size is None or (size > 1 and sizes == {size})
+
+
+def _gives_batches(x: Any) -> bool:
+    """Whether it is a `PyDataset`, or works like one."""
+    if isinstance(x, keras.utils.PyDataset):
+        return True
+    is_array = hasattr(x, "shape") or hasattr(x, "__array__")
+    is_structure = isinstance(x, (list, tuple, dict, str, bytes))
+    return (
+        not is_array
+        and not is_structure
+        and hasattr(x, "__len__")
+        and hasattr(x, "__getitem__")
+    )
+
+
+def _numbered_batches(source: Any) -> tf.data.Dataset:
+    """The batches of a `PyDataset`, as they are now, in their order."""
+    num_batches = getattr(source, "num_batches", None) or len(source)
+    if not num_batches:
+        raise ValueError(
+            f"weighted({type(source).__name__}): there are no batches in it."
+        )
+    first = source[0]
+    if not isinstance(first, (tuple, list)) or len(first) != 2:
+        raise ValueError(
+            f"weighted({type(source).__name__}): a batch must be `(x, y)`; "
+            f"the first one is a {type(first).__name__}"
+            + (f" of {len(first)}. " if isinstance(first, tuple) else ". ")
+            + "Sample weights go into the argument `sample_weight`."
+        )
+    first = keras.tree.lists_to_tuples(tuple(first))
+    arrays = [np.asarray(part) for part in tf.nest.flatten(first)]
+
+    def read(number: np.ndarray) -> list[np.ndarray]:
+        batch = keras.tree.lists_to_tuples(tuple(source[int(number)]))
+        return [
+            np.asarray(part).astype(array.dtype, copy=False)
+            for part, array in zip(tf.nest.flatten(batch), arrays, strict=True)
+        ]
+
+    def batch(number: tf.Tensor) -> Any:
+        parts = tf.numpy_function(read, [number], [a.dtype for a in arrays])
+        for part, array in zip(parts, arrays, strict=True):
+            part.set_shape([None, *array.shape[1:]])
+        return tf.nest.pack_sequence_as(first, parts)
+
+    return tf.data.Dataset.range(num_batches).map(
+        batch, num_parallel_calls=max(getattr(source, "workers", 1), 1)
+    )
