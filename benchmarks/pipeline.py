@@ -16,6 +16,7 @@ machine that is not idle.
 """
 
 import argparse
+import itertools
 import pathlib
 import re
 import subprocess
@@ -77,7 +78,8 @@ def with_weights(x: Any, y: Any, augment: Any) -> tf.data.Dataset:
 
 
 def consume(dataset: tf.data.Dataset, num_batches: int) -> None:
-    for _ in dataset.take(num_batches):
+    # As `fit` reads it: `take` would be on the way that strategies take.
+    for _ in itertools.islice(dataset, num_batches):
         pass
 
 

@@ -63,6 +63,7 @@ def export_onnx(
         OSError: If it cannot be written, as on a full disk.
     """
     serving_options = ServingOptions.from_keywords(options)
+    serving_options = serving_options.named(ensemble.run.header.class_names)
     reporter = Reporter(verbose)
     destination = pathlib.Path(path).absolute()
     placing.check_allowed(ensemble, serving_options, destination)

@@ -35,7 +35,8 @@ class ServingOptions:
         top_k: How many classes `"top_k"` gives. Defaults to 5, or all classes
             if there are fewer.
         class_names: One name per class. Kept in the artefact's metadata, and
-            given instead of numbers by `"class"` and `"top_k"`.
+            given instead of numbers by `"class"` and `"top_k"`. Defaults to
+            those that the run remembers, if any.
         preprocess: A Keras layer or model that is put in front, such as one
             from bytes of an image to what the model was trained on.
         inputs: `keras.Input`s, in the structure that the model (or
@@ -117,6 +118,12 @@ class ServingOptions:
                     f"{', '.join(known)}; see {cls.__name__}."
                 )
         return cls(**given)
+
+    def named(self, class_names: Sequence[str] | None) -> Self:
+        """With names that a run remembers, if none were given."""
+        if self.class_names is not None or class_names is None:
+            return self
+        return dataclasses.replace(self, class_names=class_names)
 
     @classmethod
     def of_artefact(

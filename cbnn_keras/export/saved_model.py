@@ -68,6 +68,7 @@ def export_saved_model(
         OSError: If it cannot be written, as on a full disk.
     """
     serving_options = ServingOptions.from_keywords(options)
+    serving_options = serving_options.named(ensemble.run.header.class_names)
     reporter = Reporter(verbose)
     destination = _destination(pathlib.Path(path).absolute())
     name, config = destination.parent.name, _config_of(destination)

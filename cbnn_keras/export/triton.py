@@ -48,6 +48,7 @@ def export_triton(
         ImportError, ValueError, OSError: As `export_onnx`.
     """
     serving_options = ServingOptions.from_keywords(options)
+    serving_options = serving_options.named(ensemble.run.header.class_names)
     arguments.integer("export_triton", "max_batch_size", max_batch_size)
     reporter = Reporter(verbose)
     directory = pathlib.Path(path).absolute()

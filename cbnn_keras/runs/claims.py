@@ -27,6 +27,7 @@ from cbnn_keras.support.faults import RunError
 
 _MOST_SAMPLES = 2**40
 _LONGEST_HEADER = 4096  # bytes in front of an array
+_LONGEST_NAME = 1000  # of a class
 _RECOMPUTED = ("error", "vote", "normaliser", "bound", "exponential_loss")
 _LARGEST_LOSS = 20.0  # -log of the smallest probability, 1e-7, is 16.1
 _TOLERANCE = 1e-9  # other machines add and exponentiate a little differently
@@ -169,6 +170,12 @@ def _wrong_counts(header: Header) -> Iterator[str]:
         yield f"num_samples is {header.num_samples}"
     if not 0 <= header.num_parameters <= 2**63 - 1:
         yield f"num_parameters is {header.num_parameters}"
+    names = header.class_names
+    if names is not None and not (
+        len(names) == len(set(names)) == header.num_classes
+        and max(map(len, names)) <= _LONGEST_NAME
+    ):
+        yield f"class_names: not {header.num_classes} different short names"
 
 
 def _wrong_sizes(manifest: Manifest) -> Iterator[str]:

@@ -143,6 +143,7 @@ class Header:
         architecture: A hash that is equal for equal architectures.
         labels: A hash of the training labels and of the first distribution.
         settings: What decides on the run.
+        class_names: The names of the classes, where they are known.
     """
 
     method: str
@@ -155,6 +156,7 @@ class Header:
     architecture: str
     labels: str
     settings: Settings
+    class_names: list[str] | None = None
 
     @property
     def classifier(self) -> Classifier:
@@ -165,13 +167,13 @@ class Header:
         return {**vars(self), "settings": self.settings.to_json()}
 
     def differences(self, other: "Header") -> list[str]:
-        """What another header says otherwise, but for the version."""
+        """What another header says otherwise, but for version and names."""
         then, now = ({**vars(h), **h.settings.to_json()} for h in (self, other))
         return [
             f"{printable(name)} was {then.get(name)!r:.300} and is "
             f"{now.get(name)!r:.300}"
             for name in sorted(then.keys() | now.keys())
-            if name not in ("settings", "package_version")
+            if name not in ("settings", "package_version", "class_names")
             and then.get(name) != now.get(name)
         ]
 
@@ -239,6 +241,8 @@ class Manifest:
             **{k: v for k, v in vars(self).items() if k != "header"},
             "files": dict(sorted(self.files.items())),
         }
+        if self.header.class_names is None:  # as before there were any
+            del content["class_names"]
         manifest_json.write(directory, content)
 
     @classmethod

@@ -146,10 +146,14 @@ class Beginning:
         total_steps = self._find_total_steps(fit, first_epoch)
         plan = self.make_plan(total_steps, fit.params.get("steps"))
         check_learning_rate(self.owner, plan, task.model)
+        names, num_classes = (
+            task.weights.class_names,
+            task.classifier.num_classes,
+        )
         header = Header(
             method=self.method,
             package_version=__version__,
-            num_classes=task.classifier.num_classes,
+            num_classes=num_classes,
             num_samples=task.weights.num_samples,
             is_binary=task.classifier.is_binary,
             from_logits=task.classifier.from_logits,
@@ -166,6 +170,7 @@ class Beginning:
                 batch_size=task.weights.batch_size,
                 shuffle=task.weights.shuffle,
             ),
+            class_names=names if len(names or []) == num_classes else None,
         )
         return plan, header
 

@@ -69,6 +69,18 @@ def in_round(number, **changes):
             "state of a finished run",
         ),
         (
+            lambda m: m.update(class_names=["a", "b"]),
+            "class_names: not 3 different short names",
+        ),
+        (
+            lambda m: m.update(class_names=["a", "b", "a"]),
+            "class_names: not 3 different short names",
+        ),
+        (
+            lambda m: m.update(class_names=["a", "b", "c" * 1001]),
+            "class_names: not 3 different short names",
+        ),
+        (
             lambda m: m["files"]["model.keras"].update(bytes=-1),
             "bytes or sha256 of model.keras",
         ),

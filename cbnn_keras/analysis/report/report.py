@@ -51,7 +51,8 @@ def write_report(
             hard samples, weights of classes and suspicious labels; and data
             that were not trained on, one set at most, for everything else.
             Which is which is found out.
-        class_names: Names of the classes, to show instead of numbers.
+        class_names: Names of the classes, to show instead of numbers. Defaults
+            to those that the first run remembers, if any.
         suspects: The file to write the suspicious labels to as CSV, see
             `samples.Suspects.to_csv`; for one run.
         with_loss_plane: Whether to add the loss around three members, which
@@ -72,6 +73,8 @@ def write_report(
         need(package, "report")
     runs, sets = _as_lists(sources, data)
     target, table = _checked_targets(output, suspects, runs, sets)
+    if class_names is None:
+        class_names = _opened(runs[0]).header.class_names
     check_names(runs[0], class_names)
     found = examine(runs, sets, batch_size=batch_size, verbose=verbose)
     planes = [
