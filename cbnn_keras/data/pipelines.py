@@ -7,6 +7,7 @@ mean among those that are alive.
 
 import gc
 import inspect
+import warnings
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from cbnn_keras.data.sample_weights import SampleWeights
 from cbnn_keras.data.sources import read_source
 from cbnn_keras.data.start import hold_out, start_weights
 from cbnn_keras.data.weighted_dataset import WeightedDataset
+from cbnn_keras.models import keras_internals
 from cbnn_keras.support import arguments
 from cbnn_keras.support.console import Reporter
 
@@ -208,10 +210,52 @@ def weighted_pipeline(
         shuffle=shuffle,
         class_names=source.class_names,
     )
-    dataset = weights.training_dataset(augment)
+    dataset = weights.training_dataset(augment, _Reminder(weights))
     dataset.validation_data = validation_data
+    _leave_out_false_alarm()
     _live[dataset] = weights
     return dataset, weights
+
+
+class _Reminder:
+    """Says, once a `fit`, that the callback of a pipeline was forgotten.
+
+    A pipeline that never had a callback may be meant to be read without one,
+    and whoever reads batches by hand needs none.
+    """
+
+    def __init__(self, weights: SampleWeights) -> None:
+        self._weights = weakref.ref(weights)
+        self._last_fit: weakref.ref[object] | None = None
+
+    def __call__(self) -> None:
+        weights = self._weights()
+        fit = keras_internals.callbacks_of_reading_fit()
+        if weights is None or fit is None or not weights.has_had_owner:
+            return
+        is_known = self._last_fit is not None and self._last_fit() is fit
+        if is_known or any(one is weights.owner for one in fit.callbacks):
+            return
+        self._last_fit = weakref.ref(fit)
+        warnings.warn(
+            "`fit` reads a pipeline that a callback made by `weighted`, but "
+            "the callback is not in `callbacks=[...]`: there will be no "
+            "checkpoints, no boosting and no ensemble. " + EXPLICIT_FORM,
+            stacklevel=2,
+        )
+
+
+def _leave_out_false_alarm() -> None:
+    """Keras says of every dataset that `fit` ignores `shuffle=True`.
+
+    That is its default, and pipelines of `weighted` do shuffle.
+    """
+    warnings.filterwarnings(
+        "ignore",
+        message="`shuffle=True` was passed, but will be ignored since the data "
+        "`x` was provided as a tf.data.Dataset",
+        category=UserWarning,
+    )
 
 
 def _checked_shuffle(shuffle: Any) -> bool | int | None:
@@ -238,6 +282,7 @@ def indexed_pipeline(
     samples = DatasetSamples(dataset, num_samples)
     weights = SampleWeights(samples.num_samples, sample_weight=sample_weight)
     indexed = weights.indexed(dataset)
+    _leave_out_false_alarm()
     _live[indexed] = weights
     return indexed, weights
 

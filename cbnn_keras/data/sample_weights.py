@@ -9,6 +9,7 @@ users call, and which callback a pipeline belongs to, is in `pipelines.py`.
 import functools
 import random
 import weakref
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,6 +122,11 @@ class SampleWeights:
         self._owner = weakref.ref(owner)
 
     @property
+    def has_had_owner(self) -> bool:
+        """Whether a callback holds it, or did while it lived."""
+        return self._owner is not None
+
+    @property
     def is_orphaned(self) -> bool:
         """Whether it had an owner that is gone."""
         return self._owner is not None and self._owner() is None
@@ -163,8 +169,17 @@ class SampleWeights:
         # Options hold for the whole pipeline that grows out of this.
         return indexed.with_options(_without_injected_prefetch())
 
-    def training_dataset(self, augment: Augment | None) -> WeightedDataset:
-        """Batches `(x, y, weight)`, shuffled anew every pass."""
+    def training_dataset(
+        self,
+        augment: Augment | None,
+        on_iteration: Callable[[], None] = lambda: None,
+    ) -> WeightedDataset:
+        """Batches `(x, y, weight)`, shuffled anew every pass.
+
+        Args:
+            augment: `augment(x, seed)` for single samples, or None.
+            on_iteration: Called whenever somebody begins to iterate.
+        """
         if not (self.samples and self.batch_size and self.num_batches):
             raise ValueError("SampleWeights: there are no samples to batch.")
         batches = functools.partial(
@@ -181,10 +196,12 @@ class SampleWeights:
             for spec in tf.nest.flatten(whole.element_spec[0])
         )
         if not self.can_be_divided:
-            return WeightedDataset(whole, lambda: whole)
+            return WeightedDataset(whole, lambda: whole, on_iteration)
         num_batches = self.num_batches
         return WeightedDataset(
-            whole, lambda: self._divided(batches(), num_batches)
+            whole,
+            lambda: self._divided(batches(), num_batches),
+            on_iteration,
         )
 
     def _divided(

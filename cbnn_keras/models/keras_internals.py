@@ -221,6 +221,34 @@ def compiled_metrics(model: keras.Model) -> list[Any]:
     return [m for i, m in enumerate(found) if m not in found[:i]]
 
 
+def callbacks_of_reading_fit() -> keras.callbacks.CallbackList | None:
+    """The callbacks of the `fit` that asks for the batches of an epoch.
+
+    Returns:
+        None if it is somebody else who asks: `evaluate`, a callback, a loop.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        name = frame.f_code.co_name
+        if module.startswith("keras.src.") and name == "fit":
+            # A list before the first epoch, when Keras builds the model.
+            found = frame.f_locals.get("callbacks")
+            is_ready = isinstance(found, keras.callbacks.CallbackList)
+            return found if is_ready else None
+        is_on_the_way = module.startswith(("keras.src.", "cbnn_keras.data."))
+        if not is_on_the_way or name in ("evaluate", "predict"):
+            return None
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def weighs_classes(function: Any) -> bool:
+    """Whether it is what `fit` maps over a dataset for its `class_weight`."""
+    module = getattr(function, "__module__", None) or ""
+    return module.startswith("keras.src.trainers.data_adapters")
+
+
 class NamedBuffer(io.BytesIO):
     """A file in memory that Keras' functions for saving take for a path.
 

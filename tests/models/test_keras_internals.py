@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import cbnn_keras
+from cbnn_keras.data.weighted_dataset import WeightedDataset
 from cbnn_keras.models import keras_internals
 
 layers = keras.layers
@@ -287,8 +288,8 @@ def test_private_names_are_in_one_module():
         for path in PACKAGE.rglob("*.py")
     }
     own = found.pop("models/keras_internals.py")
-    modules = ["keras.src.", "keras.src.models.", "keras.src.backend.common"]
-    assert own == sorted([*modules, *PRIVATE])
+    modules = ["", "backend.common", "models.", "trainers.data_adapters"]
+    assert own == sorted(["keras.src." + m for m in modules] + [*PRIVATE])
     assert {path: names for path, names in found.items() if names} == {}
 
 
@@ -309,3 +310,45 @@ def test_initialize_with_initializer(broken):
     assert shapes == [(4, 3), (3,), (3, 2), (2,), None, None], broken
     assert {dtype for _, dtype in seen[:4]} == {"float32"}, broken
     assert len(model.weights) == 4
+
+
+def test_fit(broken):
+    """`callbacks_of_reading_fit` looks for it, and for its `callbacks`."""
+    found = []
+    # From a module that may stand between `fit` and who asks.
+    names = {
+        "__name__": "cbnn_keras.data.asking",
+        "note": found.append,
+        "ask": keras_internals.callbacks_of_reading_fit,
+    }
+    asking = eval("lambda: note(ask())", names)
+    batches = tf.data.Dataset.from_tensors((X, X[:, 0], X[:, 0]))
+    dataset = WeightedDataset(batches, lambda: batches, asking)
+    model, callback = chain(), keras.callbacks.Callback()
+    model.compile("sgd", "mse")
+    model.fit(dataset, validation_data=dataset, callbacks=[callback], verbose=0)
+    model.evaluate(dataset, verbose=0)
+    list(dataset)
+    in_fit = [one for one in found if one is not None]
+    assert in_fit and len(in_fit) < len(found), broken
+    assert all(callback in one.callbacks for one in in_fit), broken
+    assert found[-1] is None, broken
+
+
+def test_data_adapters(broken):
+    """`weighs_classes` knows what they map over a dataset."""
+    mapped = []
+
+    class Mapped(WeightedDataset):
+        def map(self, map_func, *args, **more):
+            mapped.append(map_func)
+            return self
+
+    batches = tf.data.Dataset.from_tensors((X, X[:, 0]))
+    model = chain()
+    model.compile("sgd", "mse")
+    dataset = Mapped(batches, lambda: batches, lambda: None)
+    model.fit(dataset, class_weight={0: 1.0}, verbose=0)
+    assert [keras_internals.weighs_classes(m) for m in mapped] == [True], broken
+    assert not keras_internals.weighs_classes(len)
+    assert not keras_internals.weighs_classes(lambda x: x)
