@@ -195,13 +195,15 @@ class SampleWeights:
             isinstance(spec, (tf.TensorSpec, tf.RaggedTensorSpec))
             for spec in tf.nest.flatten(whole.element_spec[0])
         )
-        if not self.can_be_divided:
-            return WeightedDataset(whole, lambda: whole, on_iteration)
         num_batches = self.num_batches
+
+        def divided() -> tf.data.Dataset:
+            if not self.can_be_divided:
+                return whole
+            return self._divided(batches(), num_batches)
+
         return WeightedDataset(
-            whole,
-            lambda: self._divided(batches(), num_batches),
-            on_iteration,
+            whole, divided, on_iteration, lambda: self.has_had_owner
         )
 
     def _divided(

@@ -33,6 +33,7 @@ class WeightedDataset(tf.data.Dataset, metaclass=_Hinting):
         whole: The short way.
         make_divided: Makes the long one.
         on_iteration: Called whenever somebody begins to iterate.
+        has_owner: Whether a callback relies on the weights.
 
     Attributes:
         validation_data: What was held out for `fit`, or None.
@@ -44,11 +45,13 @@ class WeightedDataset(tf.data.Dataset, metaclass=_Hinting):
         self,
         whole: tf.data.Dataset,
         make_divided: Callable[[], tf.data.Dataset],
-        on_iteration: Callable[[], None],
+        on_iteration: Callable[[], None] = lambda: None,
+        has_owner: Callable[[], bool] = lambda: False,
     ) -> None:
         self._whole = whole
         self._make_divided = make_divided
         self._on_iteration = on_iteration
+        self._has_owner = has_owner
         self._divided: tf.data.Dataset | None = None
         super().__init__(tf.data.experimental.to_variant(whole))
 
@@ -67,7 +70,8 @@ class WeightedDataset(tf.data.Dataset, metaclass=_Hinting):
         """As of any dataset; `(x, y, weight)` must stay what it is.
 
         Raises:
-            ValueError: If weights would be lost, or are `fit`'s `class_weight`.
+            ValueError: If the weights of a callback would be lost, or if it is
+                `fit` that maps, for its `class_weight`.
         """
         if keras_internals.weighs_classes(map_func):
             raise ValueError(_CLASS_WEIGHT)
@@ -79,12 +83,15 @@ class WeightedDataset(tf.data.Dataset, metaclass=_Hinting):
             raise ValueError(_THREE) from error
         spec = mapped.element_spec
         if not (isinstance(spec, tuple) and len(spec) == 3):
-            raise ValueError(_THREE)
+            if self._has_owner():
+                raise ValueError(_THREE)
+            return mapped  # of someone who wants the samples alone
         divided = super().map
         return WeightedDataset(
             _one_by_one(mapped),
             lambda: _one_by_one(divided(map_func, *args, **more)),
             self._on_iteration,
+            self._has_owner,
         )
 
     # What TensorFlow calls a dataset inside, and what it is made of.

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from helpers import Undescribed, blobs, dense_model
 
-from cbnn_keras import CheckpointEnsemble
+from cbnn_keras import CheckpointEnsemble, weighted
 from cbnn_keras.baselines import (
     FastGeometricEnsemble,
     HorizontalVoting,
@@ -237,8 +237,7 @@ def test_plain_checkpoints_change_nothing():
     keras.utils.set_random_seed(3)
     plain = sgd_model()
     x, y = blobs(NUM_SAMPLES)
-    alone = PlainCheckpoints()
-    plain.fit(alone.weighted(x, y, batch_size=20, seed=1), epochs=6, verbose=0)
+    plain.fit(weighted(x, y, batch_size=20, seed=1), epochs=6, verbose=0)
     keras.utils.set_random_seed(3)
     callback = PlainCheckpoints(num_checkpoints=5)
     model = fit(callback)

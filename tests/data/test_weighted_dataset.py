@@ -127,8 +127,16 @@ def test_a_map_behind_works_and_has_new_weights():
     [lambda x, y: (x, y), lambda x, y, weight: (x, y)],
 )
 def test_a_map_that_loses_the_weights_is_refused(without_weight):
+    callback = CBNNCallback()
+    train = callback.weighted(*blobs())
     with pytest.raises(ValueError, match=r"gives `\(x, y, weight\)`.*augment="):
-        weighted(*blobs()).map(without_weight)
+        train.map(without_weight)
+
+
+def test_samples_alone_can_be_had_where_no_callback_relies_on_weights():
+    x, y = blobs()
+    plain = weighted(x, y, shuffle=False).map(lambda x, y, weight: (x, y))
+    np.testing.assert_array_equal(np.concatenate([x for x, _ in plain]), x)
 
 
 def test_a_type_error_of_ones_own_stays_what_it_is():
