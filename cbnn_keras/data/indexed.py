@@ -20,6 +20,7 @@ from cbnn_keras.data.steadiness import (
     UnsteadyError,
     cardinality,
     changed_length,
+    holds_cache,
     sample_hash,
 )
 
@@ -234,6 +235,8 @@ class DatasetSamples(Samples):
         self._dataset = dataset
         self._labels: np.ndarray | None = None
         self._hashes: np.ndarray | None = None
+        if holds_cache(dataset):
+            self._read(track)  # fills it
         self._check_head()
         self.num_samples = len(self._read(track)) if known is None else known
 

@@ -36,6 +36,17 @@ def changed_length(num_samples: int) -> str:
     )
 
 
+def holds_cache(dataset: tf.data.Dataset) -> bool:
+    """Whether there is a `.cache()` in it.
+
+    TensorFlow logs a warning whenever a cache is read in part before it is
+    full.
+    """
+    if "Cache" in type(dataset).__name__:
+        return True
+    return any(map(holds_cache, dataset._inputs()))
+
+
 def sample_hash(x: Any, y: Any) -> tf.Tensor:
     """A number that tells one sample from another, nearly always."""
     tensors = tf.nest.flatten((x, y), expand_composites=True)

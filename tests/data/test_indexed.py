@@ -270,6 +270,18 @@ def test_samples_of_an_unknown_number_are_counted_once():
     assert seen == [None] * 3  # 256 + 256 + 88
 
 
+def test_a_cache_is_filled_before_it_is_read_in_part():
+    # TensorFlow logs a warning otherwise, and the cache stays empty.
+    num_read = tf.Variable(0, dtype=tf.int64)
+    dataset = tf.data.Dataset.range(600).map(
+        lambda i: (i + 0 * num_read.assign_add(1), i)
+    )
+    samples = DatasetSamples(dataset.cache().map(lambda x, y: (x, y)))
+    assert samples.labels().tolist() == list(range(600))
+    assert sum(map(len, samples.inputs(64))) == 600
+    assert int(num_read) == 600
+
+
 def test_num_samples_may_repeat_what_is_known():
     dataset = tf.data.Dataset.range(4).map(lambda i: (i, i))
     assert DatasetSamples(dataset, num_samples=4).num_samples == 4
