@@ -234,7 +234,8 @@ class _Reminder:
         if weights is None or fit is None or not weights.has_had_owner:
             return
         is_known = self._last_fit is not None and self._last_fit() is fit
-        if is_known or any(one is weights.owner for one in fit.callbacks):
+        # Of a callback that holds another pipeline, `fit` is told by itself.
+        if is_known or any(map(live_sample_weights, fit.callbacks)):
             return
         self._last_fit = weakref.ref(fit)
         warnings.warn(
