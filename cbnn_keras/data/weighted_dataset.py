@@ -73,6 +73,9 @@ class WeightedDataset(tf.data.Dataset, metaclass=_Hinting):
             ValueError: If the weights of a callback would be lost, or if it is
                 `fit` that maps, for its `class_weight`.
         """
+        module = getattr(map_func, "__module__", None) or ""
+        if module.startswith("tensorflow."):  # a strategy takes it apart
+            return super().map(map_func, *args, **more)
         if keras_internals.weighs_classes(map_func):
             raise ValueError(_CLASS_WEIGHT)
         try:
