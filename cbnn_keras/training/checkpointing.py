@@ -135,9 +135,11 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         Returns:
             What `model.fit` returns.
         """
-        pipeline, left = fit_call.divided(self, x, y, options)
-        x, y, own = pipeline
-        return model.fit(self.weighted(x, y, **own), **left)
+        pipeline, left = fit_call.divided(self, options)
+        train = self.weighted(x, y, **pipeline)
+        if train.validation_data is not None:
+            left["validation_data"] = train.validation_data
+        return model.fit(train, **left)
 
     def attach_index(
         self,

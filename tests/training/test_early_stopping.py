@@ -1,5 +1,6 @@
 """Tests of runs that may end early, and of Keras' callbacks beside ours."""
 
+import functools
 import json
 
 import keras
@@ -9,6 +10,10 @@ from helpers import blobs, dense_model, same
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
 from cbnn_keras.baselines import PlainCheckpoints
+
+
+# Members as they are, of whom all vote: it is about when they are taken.
+everyone = functools.partial(CBNNCallback, average=False, members="all")
 
 
 class StopAt(keras.callbacks.EarlyStopping):
@@ -63,8 +68,8 @@ def steps(records):
 
 def test_early_stopping_leaves_several_members():
     still = dense_model(optimizer=keras.optimizers.SGD(1e-9))
-    still.set_weights(fit(CBNNCallback(), epochs=6)[0].get_weights())
-    cbnn = CBNNCallback()
+    still.set_weights(fit(everyone(), epochs=6)[0].get_weights())
+    cbnn = everyone()
     stop = keras.callbacks.EarlyStopping("loss", min_delta=1, patience=1)
     _, log = fit(cbnn, stop, model=still)
     assert len(log.epoch) == 2
@@ -84,7 +89,7 @@ def test_wherever_it_stops_the_latest_are_kept(
     tmp_path, num_epochs, rounds, num_kept
 ):
     for directory in (None, tmp_path / "run"):
-        cbnn = CBNNCallback(directory)
+        cbnn = everyone(directory)
         _, log = fit(cbnn, StopAt(num_epochs))
         assert max(log.history["cbnn_members"]) <= 6
         assert steps(cbnn.history) == rounds
@@ -107,7 +112,7 @@ def test_at_no_epoch_are_more_kept_than_asked_for(tmp_path):
         def on_epoch_begin(self, epoch, logs=None):
             seen.append(steps(cbnn.ensemble().members) if epoch else [])
 
-    cbnn = CBNNCallback(tmp_path / "run", num_checkpoints=3)
+    cbnn = everyone(tmp_path / "run", num_checkpoints=3)
     fit(cbnn, Count(), StopAt(10))
     # Epochs 1, 2, 4, 8: with three to keep, the time trained so far doubles.
     assert seen[1:] == [
@@ -129,12 +134,12 @@ def files_in(directory):
 @pytest.mark.parametrize("epoch", [8, 9, 12])
 def test_killed_and_resumed_is_the_run_that_never_was(tmp_path, epoch):
     """Member 2 goes with the round of step 26, in the last step of epoch 12."""
-    fit(CBNNCallback(tmp_path / "whole"), StopAt(14))
+    fit(everyone(tmp_path / "whole"), StopAt(14))
     killed = tmp_path / "killed"
     with pytest.raises(Crash):
         crash = CrashAt(epoch)
-        fit(CBNNCallback(killed), crash, StopAt(14))
-    cbnn = CBNNCallback(killed, resume=True)
+        fit(everyone(killed), crash, StopAt(14))
+    cbnn = everyone(killed, resume=True)
     fit(cbnn, StopAt(14))
     assert steps(cbnn.ensemble().members) == [6, 8, 12, 18, 26, 28]
     assert files_in(killed) == files_in(tmp_path / "whole")
@@ -142,8 +147,8 @@ def test_killed_and_resumed_is_the_run_that_never_was(tmp_path, epoch):
 
 def test_a_run_that_began_otherwise_is_resumed_as_it_began(tmp_path):
     with pytest.raises(Crash):
-        fit(CBNNCallback(tmp_path / "run"), CrashAt(2), epochs=12)
-    cbnn = CBNNCallback(tmp_path / "run", resume=True)
+        fit(everyone(tmp_path / "run"), CrashAt(2), epochs=12)
+    cbnn = everyone(tmp_path / "run", resume=True)
     fit(cbnn, StopAt(9), epochs=12)
     assert steps(cbnn.history) == [4, 8, 12, 16, 18]
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
@@ -151,10 +156,10 @@ def test_a_run_that_began_otherwise_is_resumed_as_it_began(tmp_path):
 
 
 def test_asked_for_without_early_stopping_and_not_wanted_with_it():
-    cbnn = CBNNCallback(stops_early=True, num_checkpoints=4)
+    cbnn = everyone(stops_early=True, num_checkpoints=4)
     fit(cbnn, epochs=8)
     assert steps(cbnn.history) == [2, 4, 8, 16]
-    cbnn = CBNNCallback(stops_early=False, num_checkpoints=2)
+    cbnn = everyone(stops_early=False, num_checkpoints=2)
     fit(cbnn, StopAt(8), epochs=10)
     assert steps(cbnn.history) == [10, 16]
 
@@ -174,7 +179,7 @@ def test_an_interval_in_epochs(interval, expected):
             if cbnn.step == self.num_epochs:
                 self.model.stop_training = True
 
-    cbnn = CBNNCallback(interval=interval, deviation_rate=0.001)
+    cbnn = everyone(interval=interval, deviation_rate=0.001)
     x, y = blobs()
     model = dense_model()
     model.fit(x, y, epochs=5, verbose=0)
@@ -186,16 +191,16 @@ def test_an_interval_in_epochs(interval, expected):
 @pytest.mark.parametrize("interval", ["ep", "1", "-1ep", "0ep", "1 week", 0.5])
 def test_an_interval_that_is_none(interval):
     with pytest.raises(ValueError, match="interval must be.*as '1ep' or"):
-        CBNNCallback(interval=interval)
+        everyone(interval=interval)
 
 
 def test_options_that_exclude_each_other():
     with pytest.raises(ValueError, match="stops_early=True, interval=1ep"):
-        CBNNCallback(stops_early=True, interval="1ep")
+        everyone(stops_early=True, interval="1ep")
     with pytest.raises(ValueError, match="stops_early=True, restarts=2"):
-        CBNNCallback(stops_early=True, restarts=2)
+        everyone(stops_early=True, restarts=2)
     with pytest.raises(ValueError, match="stops_early='yes'.*True, False or N"):
-        CBNNCallback(stops_early="yes")
+        everyone(stops_early="yes")
 
 
 def test_an_ensemble_of_one_is_announced_with_the_way_out():
@@ -206,7 +211,7 @@ def test_an_ensemble_of_one_is_announced_with_the_way_out():
     ):
         fit(CBNNCallback.paper(), StopAt(2))
     with pytest.warns(UserWarning, match="alone. Train for longer, as with"):
-        fit(CBNNCallback(), StopAt(1))
+        fit(everyone(), StopAt(1))
     with pytest.warns(UserWarning, match="alone. Tell `fit` fewer epochs"):
         fit(PlainCheckpoints(), StopAt(2))
 
@@ -218,7 +223,7 @@ def test_restore_best_weights_changes_the_model_and_not_the_ensemble():
 
     for is_first in (True, False):
         weights = {}
-        cbnn = CBNNCallback()
+        cbnn = everyone()
         stop = keras.callbacks.EarlyStopping(
             patience=1, min_delta=0.05, restore_best_weights=True
         )
@@ -255,12 +260,12 @@ def test_keras_callbacks_beside_it_do_what_they_do_alone(tmp_path):
             callbacks.EarlyStopping(patience=4, min_delta=10),
         ]
 
-    cbnn = CBNNCallback(deviation_rate=0)
+    cbnn = everyone(deviation_rate=0)
     model, log = fit(cbnn, *others("with"), validation_data=blobs())
     keras.utils.set_random_seed(0)
     plain = dense_model()
     x, y = blobs()
-    without = CBNNCallback().weighted(x, y, batch_size=60, seed=1)
+    without = everyone().weighted(x, y, batch_size=60, seed=1)
     expected = plain.fit(
         without,
         epochs=200,
