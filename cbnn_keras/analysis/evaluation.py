@@ -97,6 +97,25 @@ class Evaluation:
         )
 
     @functools.cached_property
+    def likelihood_gain(self) -> tuple[float, float]:
+        """By how much -log p(label) falls from the last member to the ensemble.
+
+        The mean over the samples, and its standard error.
+        """
+        rows = np.arange(len(self.labels))
+        last, ensemble = (
+            -np.log(
+                np.maximum(
+                    metrics.class_columns(p)[rows, self.labels],
+                    metrics.SMALLEST_PROBABILITY,
+                )
+            )
+            for p in (self.probabilities[-1], self.ensemble_probabilities)
+        )
+        gains = last - ensemble
+        return float(gains.mean()), float(gains.std() / len(gains) ** 0.5)
+
+    @functools.cached_property
     def member_errors(self) -> NDArray[np.float64]:
         return performance.member_errors(self.probabilities, self.labels)
 

@@ -1,5 +1,6 @@
 """`cbnn report`: a page that says what the run has to say, and nothing else."""
 
+import dataclasses
 import html.parser
 import re
 import shutil
@@ -23,7 +24,12 @@ from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.analysis import Labelled, examine, write_report
 from cbnn_keras.analysis.evaluation import Evaluation
 from cbnn_keras.analysis.report import report
-from cbnn_keras.analysis.report.quality_sections import summary_section, verdict
+from cbnn_keras.analysis.report.boosting_sections import _how_far
+from cbnn_keras.analysis.report.quality_sections import (
+    likelihood_verdicts,
+    summary_section,
+    verdict,
+)
 from cbnn_keras.analysis.report.sample_sections import (
     ClassNames,
     hardest_section,
@@ -339,6 +345,48 @@ def test_advice_where_the_ensemble_is_no_better():
     assert text.endswith(
         "select(validation_data=...), which chooses among them."
     )
+
+
+def test_likelihood_is_part_of_the_first_answer():
+    """The last member says 0.9 for the label, the other one 0.5."""
+    sure, unsure = [[0.9, 0.1]] * 40, [[0.5, 0.5]] * 40
+    evaluation = Evaluation(
+        Labelled("new", None, None),
+        False,
+        True,
+        "final model",
+        np.zeros(40, dtype=int),
+        np.array([unsure, sure]),
+        np.array([1.0, 1.0]),
+    )
+    # -log 0.9 and -log 0.7; no scaling, as it cannot be fitted here.
+    [text] = likelihood_verdicts(evaluation)
+    assert text.startswith("Its likelihood is WORSE: NLL 0.1054 -> 0.3567 (aft")
+    assert text.endswith("calibration error (ECE) 10.00% -> 30.00%.")
+    same = dataclasses.replace(evaluation, probabilities=np.array([sure] * 2))
+    [text] = likelihood_verdicts(same)
+    assert text.startswith(
+        "Its likelihood is not clearly different: NLL 0.1054"
+    )
+    alone = dataclasses.replace(
+        evaluation, probabilities=np.array([sure]), votes=np.ones(1)
+    )
+    assert likelihood_verdicts(alone) == []
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ([1.0, 1.0], "Boosting has not moved the weights at all."),
+        (
+            [0.993, 1.014],
+            "Boosting has hardly moved the weights: from 0.993 to 1.014.",
+        ),
+        ([0.5, 1.5], "Boosting has moved the weights: from 0.500 to 1.500."),
+    ],
+)
+def test_how_far_boosting_has_moved_the_weights(weights, expected):
+    assert _how_far(np.array(weights)) == expected
 
 
 # --- Bad input ---

@@ -11,7 +11,6 @@ from helpers import blobs, dense_model, same
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
 from cbnn_keras.baselines import PlainCheckpoints
 
-
 # Members as they are, of whom all vote: it is about when they are taken.
 everyone = functools.partial(CBNNCallback, average=False, members="all")
 

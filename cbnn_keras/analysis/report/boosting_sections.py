@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from cbnn_keras.analysis import plots
 from cbnn_keras.analysis.findings import Findings
 from cbnn_keras.analysis.report import page
@@ -9,6 +11,8 @@ from cbnn_keras.analysis.report.page import Part, Section, Table, missing
 from cbnn_keras.analysis.report.sample_sections import ClassNames
 from cbnn_keras.runs.advice import restart_advice
 from cbnn_keras.runs.manifest import Round
+
+_HARDLY = 1.05  # below such a ratio of two weights
 
 
 def rounds_section(found: Sequence[Findings]) -> Section:
@@ -96,9 +100,10 @@ def _weights_part(found: Findings, names: ClassNames) -> Part:
     drawings = [
         page.plot(lambda ax: plots.draw_weight_histogram(found.weights, ax))
     ]
+    texts = [_how_far(found.weights)]
     by_class = found.by_class
     if by_class is None:
-        return Part(found.name, [missing("training data")], drawings)
+        return Part(found.name, [*texts, missing("training data")], drawings)
     drawings.append(
         page.plot(
             lambda ax: plots.draw_class_weights(
@@ -106,4 +111,15 @@ def _weights_part(found: Findings, names: ClassNames) -> Part:
             )
         )
     )
-    return Part(found.name, plots=drawings)
+    return Part(found.name, texts, drawings)
+
+
+def _how_far(weights: np.ndarray) -> str:
+    """Whether boosting has moved the weights, in a sentence."""
+    low, high = float(weights.min()), float(weights.max())
+    if low == high:
+        return "Boosting has not moved the weights at all."
+    word = "hardly " if high < _HARDLY * low else ""
+    return (
+        f"Boosting has {word}moved the weights: from {low:.3f} to {high:.3f}."
+    )

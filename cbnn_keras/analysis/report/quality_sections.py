@@ -18,7 +18,8 @@ def summary_section(found: Sequence[Findings]) -> Section:
         "summary",
         "Is the ensemble better?",
         "The ensemble against its last member, which is the model at the end "
-        "of training where training is over.",
+        "of training where training is over (the average of its last steps, "
+        "where members are averages).",
         [_summary_part(f) for f in found],
     )
 
@@ -52,7 +53,12 @@ def _summary_part(found: Findings) -> Part:
     head = ["", "error, %", "NLL", "NLL, scaled", "ECE, %"]
     return Part(
         found.name,
-        [verdict(evaluation), where(evaluation), *found.notes],
+        [
+            verdict(evaluation),
+            *likelihood_verdicts(evaluation),
+            where(evaluation),
+            *found.notes,
+        ],
         tables=[Table(head, rows)],
     )
 
@@ -79,6 +85,30 @@ def verdict(evaluation: Evaluation) -> str:
         "ensemble.select(validation_data=...), which chooses among them."
     )
     return f"{text}: {counts}.{advice * (gained <= lost)}"
+
+
+def likelihood_verdicts(evaluation: Evaluation) -> list[str]:
+    """Whether the labels have become more likely; nothing of one member."""
+    if len(evaluation.votes) == 1:
+        return []
+    last, *_, ensemble = evaluation.models
+    before, after = (
+        [getattr(model, when) for model in (last, ensemble)]
+        for when in ("before", "after")
+    )
+    gain, error = evaluation.likelihood_gain
+    if abs(gain) <= 2 * error:
+        text = "Its likelihood is not clearly different"
+    else:
+        text = f"Its likelihood is {'better' if gain > 0 else 'WORSE'}"
+    old, new = (c.negative_log_likelihood for c in before)
+    old_scaled, new_scaled = (c.negative_log_likelihood for c in after)
+    old_ece, new_ece = (100 * c.expected_error for c in before)
+    return [
+        f"{text}: NLL {old:.4f} -> {new:.4f} (after temperature scaling "
+        f"{old_scaled:.4f} -> {new_scaled:.4f}); calibration error (ECE) "
+        f"{old_ece:.2f}% -> {new_ece:.2f}%."
+    ]
 
 
 def where(evaluation: Evaluation) -> str:
@@ -129,6 +159,10 @@ def _growth_part(found: Findings) -> Part:
         return Part(found.name, [missing("data")])
     return Part(
         found.name,
+        [
+            "A number of members that looks best on these data was chosen on "
+            "them: confirm it on others before you rely on it."
+        ],
         plots=[
             page.plot(
                 lambda ax: plots.draw_errors(
