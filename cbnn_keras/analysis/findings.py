@@ -136,7 +136,7 @@ def examine(
 
 def _without_data(name: str, source: Source) -> Findings:
     run = samples.as_run(source)
-    steps = run.members
+    steps = run.voters
     if isinstance(source, CheckpointEnsemble):
         steps = [record.step for record in source.rounds]
     if not steps:

@@ -32,10 +32,15 @@ def inspect_run(
     """
     run = RunDirectory.open(directory, max_bytes)
     run.verify()
+    voters = run.voters
     rounds = [
         {
             **record.to_json(),
+            "vote": run.vote(record.step)
+            if record.step in run.members
+            else record.vote,
             "is_kept": record.step in run.members,
+            "is_voting": record.step in voters,
             "bytes": run.member_bytes(record.step)
             if record.step in run.members
             else 0,
@@ -74,6 +79,14 @@ def print_run(content: Json) -> None:
     console.print(printable(f"Settings: {settings}"), soft_wrap=True)
 
 
+def _vote(record: Json) -> str:
+    if not record["is_member"]:
+        return "no member"
+    if record["is_kept"] and not record["is_voting"]:
+        return "not trusted"
+    return f"{record['vote']:.3f}"
+
+
 def _rounds_table(rounds: list[Json]) -> Table:
     table = Table()
     for name in ("step", "epoch", "weighted error", "vote", "Z", "bound"):
@@ -84,7 +97,7 @@ def _rounds_table(rounds: list[Json]) -> Table:
             str(r["step"]),
             str(r["epoch"] + 1),
             f"{r['error']:.4f}",
-            f"{r['vote']:.3f}" if r["is_member"] else "no member",
+            _vote(r),
             f"{r['normaliser']:.4f}",
             f"{r['bound']:.4f}",
             decimal(r["bytes"]) if r["is_kept"] else "not kept",

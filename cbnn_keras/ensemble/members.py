@@ -15,6 +15,7 @@ from cbnn_keras.data.labelled import check_same_length, empty
 from cbnn_keras.models import copying
 from cbnn_keras.models.foreign import Foreign, faults_of_model
 from cbnn_keras.models.state import generators_kept
+from cbnn_keras.runs.claims import LARGEST_VOTE, SMALLEST_VOTE
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import MODEL
 from cbnn_keras.runs.run import Run
@@ -126,9 +127,10 @@ class Members:
                 f"The run has no members of the steps {missing}; it has "
                 f"{self.run.members}."
             )
-        if not all(0 < vote < np.inf for vote in chosen.values()):
+        if not all(SMALLEST_VOTE <= v <= LARGEST_VOTE for v in chosen.values()):
             raise ValueError(
-                f"with_votes({chosen}): votes must be positive and finite."
+                f"with_votes({chosen}): votes must be positive, from "
+                f"{SMALLEST_VOTE:g} to {LARGEST_VOTE:g}."
             )
         return self._with(list(chosen), list(chosen.values()))
 
@@ -201,7 +203,7 @@ class Members:
                 target.vote(step) for step in self._steps
             ]:
                 # Whoever loads it gets these members with these votes.
-                target.chosen_votes = votes
+                target.chosen_votes = dict(zip(self._steps, votes, strict=True))
             target.finish()
 
     @contextlib.contextmanager

@@ -13,6 +13,8 @@ import numpy as np
 
 from cbnn_keras.models import keras_internals
 
+_TRAINED = "trained"  # beside `model/...` and `optimizer/...`
+
 
 def capture_state(model: keras.Model) -> dict[str, np.ndarray]:
     """Copies of the model's and the optimizer's variables.
@@ -26,6 +28,7 @@ def capture_state(model: keras.Model) -> dict[str, np.ndarray]:
         if np.isnan(value).any():
             raise FloatingPointError(f"{variable.path} holds NaN")
         arrays[name] = np.array(_storable(value))
+    arrays[_TRAINED] = _is_trained(model)
     return arrays
 
 
@@ -33,8 +36,16 @@ def restore_state(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
     """Puts back what `capture_state` took.
 
     Raises:
-        ValueError: If the variables are not those that were captured.
+        ValueError: If the variables are not those that were captured, or if
+            others of them are trained.
     """
+    arrays = dict(arrays)
+    trained = arrays.pop(_TRAINED, None)  # older versions do not say
+    if trained is not None and not np.array_equal(trained, _is_trained(model)):
+        raise ValueError(
+            "resume=True: other layers were frozen when the run was left. "
+            "Freeze and unfreeze as before, or start in a new directory."
+        )
     if not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
     variables = _variables(model)
@@ -54,6 +65,12 @@ def restore_state(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
         )
     for name, variable in variables.items():
         variable.assign(arrays[name].view(values[name].dtype))
+
+
+def _is_trained(model: keras.Model) -> np.ndarray:
+    """Which of the model's variables are trained, by position."""
+    trained = {id(variable) for variable in model.trainable_variables}
+    return np.array([id(variable) in trained for variable in model.variables])
 
 
 def has_nan(model: keras.Model) -> bool:

@@ -19,10 +19,10 @@ def restart_advice(run: Run) -> str | None:
     if run.header.method != "cbnn" or not run.rounds:
         return None
     steps = [record.step for record in run.rounds]
-    errors = [run.training_error(step) for step in steps]
+    errors = run.training_errors(steps)
     restarts = run.header.settings.own.get("restarts")
-    if restarts is not None:
-        return _advice_after(int(restarts), min(errors))
+    if type(restarts) is int:
+        return _advice_after(restarts, min(errors))
     fit_at, num = schedules.affordable_restarts(steps, errors)
     if fit_at is None:
         return (

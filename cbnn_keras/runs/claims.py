@@ -31,6 +31,8 @@ _LONGEST_NAME = 1000  # of a class
 _RECOMPUTED = ("error", "vote", "normaliser", "bound", "exponential_loss")
 _LARGEST_LOSS = 20.0  # -log of the smallest probability, 1e-7, is 16.1
 _TOLERANCE = 1e-9  # other machines add and exponentiate a little differently
+# Votes that an ensemble may be saved with: their sums are exact enough.
+SMALLEST_VOTE, LARGEST_VOTE = 1e-9, 1e9
 _PARALLEL = "parallel"  # its votes are shares, its rounds those of other runs
 # In memory, while rounds are recomputed.
 BYTES_PER_SAMPLE = 64
@@ -145,6 +147,11 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
                 "that gave a member"
             )
     yield from _wrong_votes(manifest)
+    policy = header.settings.policy
+    if not 0 <= (policy.trusted_margin or 0) <= 1:
+        yield f"trusted_margin is {policy.trusted_margin}"
+    if not 1 <= (policy.trusted_ratio or 1) < math.inf:
+        yield f"trusted_ratio is {policy.trusted_ratio}"
     state = manifest.state
     if state is not None:
         if min(state.step, state.epoch) < 0 or manifest.is_finished:
@@ -157,8 +164,8 @@ def _wrong_votes(manifest: Manifest) -> Iterator[str]:
         return
     if len(votes) != len(manifest.members):
         yield f"{len(votes)} votes for {len(manifest.members)} members"
-    if not all(0 < vote < math.inf for vote in votes):
-        yield "votes that are not positive and finite"
+    if not all(SMALLEST_VOTE <= vote <= LARGEST_VOTE for vote in votes):
+        yield f"votes that are not from {SMALLEST_VOTE:g} to {LARGEST_VOTE:g}"
 
 
 def _wrong_counts(header: Header) -> Iterator[str]:

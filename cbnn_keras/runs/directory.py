@@ -63,7 +63,9 @@ class RunDirectory(Run):
         self.members = list(manifest.members)
         self.state = manifest.state
         self.is_finished = manifest.is_finished
-        self.chosen_votes = manifest.votes
+        if manifest.votes is not None:
+            votes = zip(manifest.members, manifest.votes, strict=True)
+            self.chosen_votes = dict(votes)
         self._files = RunFiles(path, manifest.files)
 
     @classmethod
@@ -318,7 +320,9 @@ class RunDirectory(Run):
             self.state,
             self.is_finished,
             self._files.listed,
-            self.chosen_votes,
+            None
+            if self.chosen_votes is None
+            else [self.chosen_votes[step] for step in self.members],
         ).write(self.path)
 
     def _begin(

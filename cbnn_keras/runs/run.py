@@ -6,6 +6,7 @@
 import abc
 import dataclasses
 import hashlib
+from collections.abc import Iterable
 from typing import ClassVar
 
 import keras
@@ -29,8 +30,8 @@ class Run(abc.ABC):
         own_distribution: The first round's omega where it is the user's and
             not uniform, or None.
         is_finished: Whether training is over.
-        chosen_votes: The votes that an ensemble was saved with, one for each
-            member, or None for those of the rounds.
+        chosen_votes: The votes that an ensemble was saved with, by the step of
+            the member, or None for those of the rounds.
         is_on_disk: Whether members are read from files.
     """
 
@@ -38,7 +39,7 @@ class Run(abc.ABC):
     rounds: list[Round]
     members: list[int]
     is_finished: bool
-    chosen_votes: list[float] | None = None
+    chosen_votes: dict[int, float] | None = None
     is_on_disk: ClassVar[bool]
 
     @property
@@ -65,7 +66,7 @@ class Run(abc.ABC):
         if self.chosen_votes is not None or not steps:
             return list(steps)
         if policy.trusted_margin is not None:
-            errors = [self.training_error(step) for step in steps]
+            errors = self.training_errors(steps)
             is_trusted = boosting.trusted(errors, policy.trusted_margin)
         elif policy.trusted_ratio is not None:
             found = [self.round_at(s).negative_log_likelihood for s in steps]
@@ -78,12 +79,13 @@ class Run(abc.ABC):
     def vote(self, step: int) -> float:
         """The vote of a member: as chosen, or lambda of its round."""
         if self.chosen_votes is not None:
-            return self.chosen_votes[self.members.index(step)]
+            return self.chosen_votes[step]
         return self.round_at(step).vote
 
-    def training_error(self, step: int) -> float:
-        """What a checkpoint got wrong, by the first round's omega."""
-        return boosting.stage_error(self.first_distribution, self.correct(step))
+    def training_errors(self, steps: Iterable[int]) -> list[float]:
+        """What the checkpoints of these steps got wrong, by the first omega."""
+        first = self.first_distribution
+        return [boosting.stage_error(first, self.correct(s)) for s in steps]
 
     def records(self) -> list[Json]:
         """What each round left, as dicts of their own."""

@@ -68,7 +68,9 @@ class AveragedWeights(MemberWeights):
         self._reporter = reporter
         self._last_step = 0
         self._num_updates = 0
-        self._means = _copies_of(task.model.trainable_variables)
+        # Those of the beginning: layers may be unfrozen on the way.
+        self._variables = list(task.model.trainable_variables)
+        self._means = _copies_of(self._variables)
         self._recompute = StatisticsRecomputer(task.model)
         self._blend = tf.function(_blend)
 
@@ -81,7 +83,7 @@ class AveragedWeights(MemberWeights):
             1 - math.exp(-elapsed / self._horizon), 1 / self._num_updates
         )
         self._last_step = step
-        values = [v.value for v in self._task.model.trainable_variables]
+        values = [variable.value for variable in self._variables]
         self._blend(self._means, values, tf.constant(share))
 
     @contextlib.contextmanager
@@ -93,7 +95,7 @@ class AveragedWeights(MemberWeights):
         kept = [np.array(weight) for weight in model.get_weights()]
         try:
             for variable, mean in zip(
-                model.trainable_variables, self._means, strict=True
+                self._variables, self._means, strict=True
             ):
                 variable.assign(tf.cast(mean, variable.dtype))
             self._recompute(self._batches())

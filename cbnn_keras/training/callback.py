@@ -174,7 +174,7 @@ class CBNNCallback(CheckpointCallback):
             "CBNNCallback", "stops_early", stops_early
         )
         self.restarts = _checked_restarts(restarts)
-        self.boosting = BoostingOptions.checked(
+        self.boosting = self._asked = BoostingOptions.checked(
             "CBNNCallback",
             deviation_rate=deviation_rate,
             largest_ratio=largest_ratio,
@@ -200,7 +200,14 @@ class CBNNCallback(CheckpointCallback):
         arguments of the class but `average`, `members`, `largest_ratio`,
         `stops_early` and those of restarts.
         """
-        options.setdefault("deviation_rate", _PAPERS_RATE)
+        for name in ("average", "members", "largest_ratio", "restarts"):
+            if name in options:
+                raise ValueError(
+                    f"CBNNCallback.paper({name}=...): the paper has no such "
+                    "thing. Write CBNNCallback(...) for it."
+                )
+        if options.get("deviation_rate") is None:
+            options["deviation_rate"] = _PAPERS_RATE
         return cls(
             directory,
             average=False,
@@ -224,9 +231,11 @@ class CBNNCallback(CheckpointCallback):
     def _is_boosted(self) -> bool:
         return self.boosting.may_reweight
 
-    def _adopt(self, settings: Settings) -> None:
+    def _adopt(self, settings: Settings | None) -> None:
         super()._adopt(settings)
-        self.boosting = self.boosting.adopted(settings)
+        self.boosting = self._asked
+        if settings is not None:
+            self.boosting = self._asked.adopted(settings)
 
     def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
         length, num_kept = total_steps, None
@@ -282,7 +291,9 @@ class CBNNCallback(CheckpointCallback):
         if self.stops_early is not None:
             return self.stops_early
         if self._resumed is not None:  # which began before we were asked
-            return intervals.has_growing(self._resumed)
+            return self.interval is None and intervals.has_growing(
+                self._resumed
+            )
         return (
             self.interval is None
             and bool(steps_per_epoch)

@@ -108,9 +108,9 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         """Whether sample weights can change."""
         return False
 
-    def _adopt(self, settings: Settings) -> None:
-        """Takes what the user left open from a run that is resumed."""
-        self._resumed = settings.own
+    def _adopt(self, settings: Settings | None) -> None:
+        """Takes what the user left open from a run that is resumed, if any."""
+        self._resumed = None if settings is None else settings.own
 
     # What a user calls.
 
@@ -228,6 +228,13 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
     # Hooks, in the order in which Keras calls them.
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
+        if self.resume and self._course and self._course.is_finished:
+            raise ValueError(
+                f"{self._name}: this callback has finished the run in "
+                f"{self.directory}. Another `fit`, as after layers were "
+                "unfrozen, is another run: give it a callback and a directory "
+                "of its own."
+            )
         reporter = Reporter(self.params.get("verbose", 0))
         self._others = keras_internals.callbacks_of_fit()
         hide_empty_columns(self._others, f"{self.LOG_PREFIX}_")
@@ -248,11 +255,11 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         self._warn_of_dropped()
         # Not before here: a `fit` that is refused leaves the last one's result.
         self._fit, self._course = fit, None
-        self._resumed = None
+        self._adopt(None)
         if self.resume and self.directory and holds_run(self.directory):
             self._course = self._beginning().resume(fit, self.directory)
             if self._course is None:  # it begins anew
-                self._resumed = None
+                self._adopt(None)
         if self.directory:
             fit.watch_for_preemption(self.directory)
 

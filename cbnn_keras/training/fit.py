@@ -38,6 +38,7 @@ class Course:
         step: How many steps of the run were made.
         epoch: The epoch that training is in, from 0.
         pending: The steps with a checkpoint that are still to come.
+        is_finished: Whether all of it is over, and the run complete.
         next_update: The step after which sample weights may change again.
     """
 
@@ -60,7 +61,7 @@ class Course:
         self.epoch = 0
         self.is_done = is_done
         self._num_kept = num_kept
-        self._is_finished = False
+        self.is_finished = False
         self.pending = [s for s in plan.steps if s > step]
         self.next_update = self.pending[0] if self.pending else sys.maxsize
 
@@ -72,7 +73,7 @@ class Course:
     @property
     def kept(self) -> str:
         """What would be left if the process ended now, as a predicate."""
-        if self._is_finished:
+        if self.is_finished:
             return "is complete"
         if not self._num_kept:
             return "has kept no epoch yet"
@@ -164,7 +165,7 @@ class Course:
                 self.task.model
             ).learning_rate = self.plan.compiled_rate
         self.rounds.finish()
-        self._is_finished = True
+        self.is_finished = True
         advice = restart_advice(self.rounds.run)
         if advice is not None:
             self.reporter.line(f"{self.rounds.title}: {advice}")

@@ -122,7 +122,8 @@ class Beginning:
         fit.reporter.line(
             f"{self._title}: the run in {run.path} is complete; there is "
             "nothing left to train. The model holds its last member, of step "
-            f"{run.members[-1]}."
+            f"{run.members[-1]}"
+            + (", which is an average of weights." if plan.horizon else ".")
         )
         return self._course(fit, plan, run, is_done=True)
 

@@ -14,11 +14,20 @@ import sys
 import numpy as np
 import onnxruntime
 import pytest
-from helpers import blobs, dense_model, header, round_at, trained
+from helpers import (
+    blobs,
+    dense_model,
+    header,
+    round_at,
+    scored_run,
+    trained,
+)
 
 from cbnn_keras import CheckpointEnsemble
+from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.commands import cli, demo
 from cbnn_keras.runs.directory import RunDirectory
+from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.version import __version__
 
 
@@ -71,6 +80,19 @@ def test_inspect_marks_what_is_no_member(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "not finished, 0 members" in printed
     assert "no member" in printed and "not kept" in printed
+
+
+def test_inspect_shows_the_votes_that_count(tmp_path, capsys):
+    margin = Settings(Boosting(trusted_margin=0.0))
+    run = scored_run(tmp_path / "run", settings=margin)
+    assert cli.main(["inspect", str(run.path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("not trusted") == 3 - len(run.voters) > 0
+    ensemble = CheckpointEnsemble(run, dense_model(), run.members)
+    ensemble.with_votes({4: 7.125, 12: 1.0}).save(tmp_path / "chosen")
+    assert cli.main(["inspect", str(tmp_path / "chosen")]) == 0
+    printed = capsys.readouterr().out
+    assert "7.125" in printed and "not trusted" not in printed
 
 
 def test_inspect_names_a_damaged_file(run, tmp_path, capsys):

@@ -144,3 +144,18 @@ def test_state_of_another_dtype_is_refused():
     arrays["model/0"] = arrays["model/0"].view(np.int32)
     with pytest.raises(ValueError, match="other variables.*model/0"):
         training_state.restore_state(model, arrays)
+
+
+def test_other_layers_frozen_than_when_it_was_left():
+    model = dense_model()
+    one_step(model, 4, 3)
+    kept = training_state.capture_state(model)
+    model.layers[0].trainable = False
+    with pytest.raises(
+        ValueError, match="other layers were frozen when the run"
+    ):
+        training_state.restore_state(model, kept)
+    # Versions before this one did not keep it.
+    del kept["trained"]
+    model.layers[0].trainable = True
+    training_state.restore_state(model, kept)

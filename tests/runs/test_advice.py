@@ -82,4 +82,10 @@ def test_training_error_is_by_the_weights_that_the_user_gave():
     """The ten that are wrong have half of the weight."""
     weights = np.where(np.arange(200) < 10, 19.0, 1.0)
     run = run_with([10], own_distribution=weights / weights.sum())
-    assert run.training_error(100) == pytest.approx(0.5)
+    assert run.training_errors([100]) == pytest.approx([0.5])
+
+
+@pytest.mark.parametrize("restarts", ["x", [1], True, 2.5])
+def test_restarts_that_no_callback_writes_are_passed_over(restarts):
+    found = restart_advice(run_with([0, 0], {"restarts": restarts}))
+    assert found.startswith("The training set was fit after step 100 of 200")

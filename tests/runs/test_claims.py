@@ -68,6 +68,18 @@ def in_round(number, **changes):
             lambda m: m.update(state={"step": 9, "epoch": 1}),
             "state of a finished run",
         ),
+        (lambda m: m.update(votes=[1.0]), "1 votes for 3 members"),
+        (lambda m: m.update(votes=[1.0, 0.0, 1.0]), "votes that are not from"),
+        (lambda m: m.update(votes=[1, 1e308, 1]), "votes that are not from 1e"),
+        (lambda m: m.update(votes=[1, True, 1]), "votes.1. missing or of the"),
+        (
+            lambda m: m["settings"].update(trusted_margin=-0.1),
+            "trusted_margin is -0.1",
+        ),
+        (
+            lambda m: m["settings"].update(trusted_ratio=0.5),
+            "trusted_ratio is 0.5",
+        ),
         (
             lambda m: m.update(class_names=["a", "b"]),
             "class_names: not 3 different short names",

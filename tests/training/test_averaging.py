@@ -217,3 +217,21 @@ def test_average_on_several_devices_is_that_of_one():
 def test_average_that_is_no_share(average):
     with pytest.raises(ValueError, match="must be True, False, or a share of"):
         CBNNCallback(average=average)
+
+
+def test_layers_that_are_unfrozen_on_the_way():
+    """Their weights are those of the checkpoint: there is no average yet."""
+    x, y = blobs()
+    model = dense_model()
+    model.layers[0].trainable = False
+    adam = keras.optimizers.Adam(0.05)
+    model.compile(adam, "sparse_categorical_crossentropy")
+    unfreeze = keras.callbacks.LambdaCallback(
+        on_epoch_begin=lambda epoch, logs: setattr(
+            model.layers[0], "trainable", epoch > 0
+        )
+    )
+    cbnn = CBNNCallback(num_checkpoints=2)
+    train = cbnn.weighted(x, y, batch_size=20, seed=1)
+    model.fit(train, epochs=4, callbacks=[unfreeze, cbnn], verbose=0)
+    assert len(cbnn.ensemble("all")) == 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import blobs, dense_model, same
 
-from cbnn_keras import CBNNCallback, CheckpointEnsemble
+from cbnn_keras import CBNNCallback, CheckpointEnsemble, RunError
 from cbnn_keras.baselines import PlainCheckpoints
 
 # Members as they are, of whom all vote: it is about when they are taken.
@@ -282,3 +282,10 @@ def test_keras_callbacks_beside_it_do_what_they_do_alone(tmp_path):
         found.append(plain.get_weights())
     assert same(*found)
     assert len(cbnn.ensemble()) == len(log.epoch) == 5
+
+
+def test_an_interval_that_the_run_did_not_begin_with_is_refused(tmp_path):
+    with pytest.raises(Crash):
+        fit(everyone(tmp_path / "run"), CrashAt(2), StopAt(14))
+    with pytest.raises(RunError, match="interval was None and is 5"):
+        fit(everyone(tmp_path / "run", interval=5, resume=True), StopAt(14))

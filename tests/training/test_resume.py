@@ -11,7 +11,7 @@ import time
 import keras
 import numpy as np
 import pytest
-from helpers import blobs, change_manifest, dense_model
+from helpers import blobs, change_manifest, dense_model, same
 from test_callback import Stop, StopAfter, images, noisy_cnn
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
@@ -393,3 +393,16 @@ def test_a_run_with_frozen_layers_of_an_earlier_version_is_resumed(tmp_path):
     change_manifest(tmp_path / "run", rename)
     cbnn = train(resume=True)
     assert [record["step"] for record in cbnn.history] == [12, 24]
+
+
+def test_another_fit_of_a_callback_that_has_finished(tmp_path):
+    """It used to train nothing, and to leave another model behind."""
+    x, y = blobs()
+    model = dense_model()
+    cbnn = CBNNCallback(tmp_path / "run", resume=True)
+    train = cbnn.weighted(x, y, batch_size=20, seed=1)
+    model.fit(train, epochs=2, callbacks=[cbnn], verbose=0)
+    kept = model.get_weights()
+    with pytest.raises(ValueError, match="has finished the run in .* its own"):
+        model.fit(train, epochs=2, callbacks=[cbnn], verbose=0)
+    assert same(kept, model.get_weights())

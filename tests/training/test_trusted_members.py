@@ -117,8 +117,10 @@ def test_the_paper_lets_all_vote_as_they_are(run):
         list(cbnn.ensemble().member_probabilities(x, verbose=0))[-1],
         model.predict(x, verbose=0),
     )
-    with pytest.raises(TypeError, match="average"):
-        CBNNCallback.paper(average=True)
+    assert CBNNCallback.paper(deviation_rate=None).boosting == paper
+    for name in ("average", "members", "largest_ratio", "restarts"):
+        with pytest.raises(ValueError, match=rf"^CBNNCallback.paper\({name}="):
+            CBNNCallback.paper(**{name: None})
 
 
 def test_largest_ratio_is_about_the_ratio_in_the_end():

@@ -46,7 +46,7 @@ def budget_sections(found: Sequence[Findings]) -> list[Section]:
 
 def _budget_part(found: Findings, advice: str) -> Part:
     steps = [record.step for record in found.run.rounds]
-    errors = [found.run.training_error(step) for step in steps]
+    errors = found.run.training_errors(steps)
     drawing = page.plot(
         lambda ax: plots.draw_training_errors(steps, errors, ax)
     )
@@ -70,7 +70,7 @@ def _rounds_part(found: Findings) -> Part:
             f"{r.step:,}",
             r.epoch + 1,
             f"{r.error:.4f}",
-            _vote(r, found.steps),
+            _vote(r, found),
             f"{r.normaliser:.4f}",
             f"{r.bound:.4f}" if run.has_bound else "-",
             f"{r.exponential_loss:.4f}" if run.has_bound else "-",
@@ -80,9 +80,9 @@ def _rounds_part(found: Findings) -> Part:
     return Part(found.name, texts, drawings, [Table(head, rows)])
 
 
-def _vote(record: Round, steps: list[int]) -> str:
-    if record.step in steps:
-        return f"{record.vote:.3f}"
+def _vote(record: Round, found: Findings) -> str:
+    if record.step in found.steps:
+        return f"{found.run.vote(record.step):.3f}"
     return "left out" if record.is_member else "no member"
 
 
