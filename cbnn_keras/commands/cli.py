@@ -23,7 +23,7 @@ _EXAMPLES = """examples:
   cbnn watch runs/demo           the same while it is being trained
   cbnn report runs/demo --data runs/demo.train.npz runs/demo.test.npz
                                  what it learned, as a page for the browser
-  cbnn export runs/demo          one SavedModel of all members
+  cbnn export runs/demo          one SavedModel of all members that vote
   cbnn export runs/demo --format onnx --output digits.onnx
   cbnn verify digits.onnx --run runs/demo
 """

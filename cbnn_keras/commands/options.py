@@ -128,7 +128,7 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="at most so many, at equal intervals, the final model among them "
-        "(default: all)",
+        "(default: all that vote)",
     )
     parser.add_argument(
         "--precision",
