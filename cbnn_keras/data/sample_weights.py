@@ -268,10 +268,8 @@ def _without_injected_prefetch() -> tf.data.Options:
     return options
 
 
-def _distribution(sample_weight: Any, num_samples: int) -> np.ndarray:
-    """omega that weights start from: their shares, or 1/n."""
-    if sample_weight is None:
-        return np.full(num_samples, 1 / num_samples)
+def one_per_sample(sample_weight: Any, num_samples: int) -> np.ndarray:
+    """Weights as an array; a `ValueError` unless each sample has one."""
     weights = np.asarray(sample_weight, dtype=np.float64)
     if weights.shape != (num_samples,):
         raise ValueError(
@@ -279,6 +277,14 @@ def _distribution(sample_weight: Any, num_samples: int) -> np.ndarray:
             f"are {num_samples} samples: give one weight per sample, shape "
             f"({num_samples},)."
         )
+    return weights
+
+
+def _distribution(sample_weight: Any, num_samples: int) -> np.ndarray:
+    """omega that weights start from: their shares, or 1/n."""
+    if sample_weight is None:
+        return np.full(num_samples, 1 / num_samples)
+    weights = one_per_sample(sample_weight, num_samples)
     wrong = ~(np.isfinite(weights) & (weights >= 0))
     if wrong.any():
         first = int(wrong.argmax())

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from cbnn_keras.data.indexed import Samples, Track
+from cbnn_keras.data.sample_weights import one_per_sample
 
 
 def start_weights(
@@ -14,7 +15,7 @@ def start_weights(
     class_weight: Mapping[Any, float] | None,
     class_names: list[str] | None,
     track: Track,
-) -> Any:
+) -> np.ndarray | None:
     """The weights to start from: those of the samples times their classes'.
 
     Args:
@@ -25,10 +26,13 @@ def start_weights(
         track: Shows the progress of reading labels.
 
     Raises:
-        ValueError: For a class that there is not.
+        ValueError: For a class that there is not, or a `sample_weight` that
+            does not have one number for each sample.
     """
+    if sample_weight is not None:
+        sample_weight = one_per_sample(sample_weight, samples.num_samples)
     if class_weight is None:
-        return None if sample_weight is None else np.asarray(sample_weight)
+        return sample_weight
     labels = class_numbers(samples.labels(track))
     factors = np.ones(len(labels))
     for name, factor in _by_number(class_weight, class_names).items():
@@ -39,7 +43,7 @@ def start_weights(
                 f"there are {_listed(np.unique(labels).tolist())}."
             )
         factors[chosen] = factor
-    return factors * (1 if sample_weight is None else np.asarray(sample_weight))
+    return factors if sample_weight is None else factors * sample_weight
 
 
 def hold_out(

@@ -1,5 +1,7 @@
 """What `weighted` takes, in the forms that people have it in."""
 
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -403,3 +405,17 @@ def test_the_last_samples_of_a_dataset_are_held_out():
 def test_refused_splits(y, share, message):
     with pytest.raises(ValueError, match=message):
         weighted(X, y, validation_split=share)
+
+
+@pytest.mark.parametrize(
+    "given", [np.ones(NUM - 1), np.ones(NUM + 1), np.ones((NUM, 1))]
+)
+@pytest.mark.parametrize(
+    "options", [{"validation_split": 0.25}, {"class_weight": {0: 2.0}}]
+)
+def test_weights_are_one_per_sample_before_anything_is_done_to_them(
+    given, options
+):
+    shape = re.escape(str(given.shape))
+    with pytest.raises(ValueError, match=f"has shape {shape}, but .* {NUM} sa"):
+        weighted(X, Y, sample_weight=given, **options)
