@@ -90,12 +90,14 @@ class WeightedDataset(tf.data.Dataset, metaclass=_Hinting):
                 raise ValueError(_THREE)
             return mapped  # of someone who wants the samples alone
         divided = super().map
-        return WeightedDataset(
+        behind = WeightedDataset(
             _one_by_one(mapped),
             lambda: _one_by_one(divided(map_func, *args, **more)),
             self._on_iteration,
             self._has_owner,
         )
+        behind.validation_data = self.validation_data
+        return behind
 
     # What TensorFlow calls a dataset inside, and what it is made of.
 

@@ -122,6 +122,13 @@ def test_a_map_behind_works_and_has_new_weights():
     np.testing.assert_allclose(np.sort(found), np.sort(2 * x[:, 0]))
 
 
+def test_a_map_behind_keeps_what_was_held_out():
+    train = weighted(*blobs(), validation_split=0.25)
+    behind = train.map(doubled).map(doubled)
+    assert train.validation_data is not None
+    assert behind.validation_data is train.validation_data
+
+
 @pytest.mark.parametrize(
     "without_weight",
     [lambda x, y: (x, y), lambda x, y, weight: (x, y)],
