@@ -111,6 +111,18 @@ def check_rounds(run: Run, directory: pathlib.Path) -> None:
             )
 
 
+def are_class_names(names: list[str], num_classes: int) -> bool:
+    """Whether a manifest can hold them: different, short, and Unicode."""
+    if not len(names) == len(set(names)) == num_classes:
+        return False
+    # Names of directories can be bytes that are no text.
+    return all(
+        len(name) <= _LONGEST_NAME
+        and not any("\ud800" <= letter <= "\udfff" for letter in name)
+        for name in names
+    )
+
+
 def invalid(directory: pathlib.Path, reason: str) -> RunError:
     return RunError(
         f"{directory / MANIFEST} is not a valid manifest: {reason}. Restore "
@@ -178,10 +190,7 @@ def _wrong_counts(header: Header) -> Iterator[str]:
     if not 0 <= header.num_parameters <= 2**63 - 1:
         yield f"num_parameters is {header.num_parameters}"
     names = header.class_names
-    if names is not None and not (
-        len(names) == len(set(names)) == header.num_classes
-        and max(map(len, names)) <= _LONGEST_NAME
-    ):
+    if names is not None and not are_class_names(names, header.num_classes):
         yield f"class_names: not {header.num_classes} different short names"
 
 

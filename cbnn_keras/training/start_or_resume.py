@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from cbnn_keras.models import copying, keras_internals
+from cbnn_keras.runs.claims import are_class_names
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Header, Settings
 from cbnn_keras.runs.run import MemoryRun, Run, labels_id
@@ -148,7 +149,7 @@ class Beginning:
         plan = self.make_plan(total_steps, fit.params.get("steps"))
         check_learning_rate(self.owner, plan, task.model)
         names, num_classes = (
-            task.weights.class_names,
+            task.weights.class_names or [],
             task.classifier.num_classes,
         )
         header = Header(
@@ -171,7 +172,7 @@ class Beginning:
                 batch_size=task.weights.batch_size,
                 shuffle=task.weights.shuffle,
             ),
-            class_names=names if len(names or []) == num_classes else None,
+            class_names=names if are_class_names(names, num_classes) else None,
         )
         return plan, header
 

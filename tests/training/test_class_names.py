@@ -42,6 +42,27 @@ def test_what_has_no_names_writes_none(tmp_path, num_classes):
     assert "class_names" not in manifest
 
 
+@pytest.mark.parametrize(
+    "names",
+    [["a", "b", "a"], ["a", "b", "c" * 1001], ["a", "b", "caf\udce9"]],
+    ids=["twice", "long", "no Unicode"],
+)
+def test_names_that_a_manifest_cannot_hold_are_not_remembered(tmp_path, names):
+    x, y = blobs()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(20)
+    dataset.class_names = names
+    for resume in (False, True):
+        trained(
+            tmp_path / "a",
+            data=(dataset, None),
+            num_checkpoints=1,
+            resume=resume,
+        )
+    assert (
+        CheckpointEnsemble.load(tmp_path / "a").run.header.class_names is None
+    )
+
+
 def test_exports_give_names_unless_told_others(run, tmp_path):
     ensemble = CheckpointEnsemble.load(run)
     x, _ = blobs()
