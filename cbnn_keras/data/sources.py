@@ -24,6 +24,13 @@ from cbnn_keras.data.indexed import (
 from cbnn_keras.data.steadiness import UnsteadyError
 from cbnn_keras.data.unshuffled import unshuffled
 
+_NUM_LOOKED_AT = 16  # labels, where the first one can be read in two ways
+# What comes after `batch`, and leaves batches what they are.
+_PASSED_ON = (
+    *("AssertCardinality", "Cache", "Filter", "Map", "Options"),
+    *("ParallelMap", "Prefetch", "Repeat", "Shard", "Shuffle", "Skip", "Take"),
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Source:
@@ -108,14 +115,15 @@ def _read_dataset(
     track: Track,
     class_names: Any,
 ) -> Source:
-    buffer_size = None
+    buffer_size, batch_size = None, _batch_size(dataset)
+    is_batched = batch_size is not None
     try:
-        samples, batch_size = _samples_of(dataset, num_samples, track)
+        samples = _samples_of(dataset, is_batched, num_samples, track)
     except UnsteadyError:
         plain = unshuffled(dataset)
         if plain is None:
             raise
-        samples, batch_size = _samples_of(plain.dataset, num_samples, track)
+        samples = _samples_of(plain.dataset, is_batched, num_samples, track)
         buffer_size = plain.buffer_size
     names = samples.class_names or class_names
     return Source(
@@ -127,10 +135,12 @@ def _read_dataset(
 
 
 def _samples_of(
-    dataset: tf.data.Dataset, num_samples: int | None, track: Track
-) -> tuple[DatasetSamples, int | None]:
-    batch_size = _batch_size(dataset)
-    if batch_size is not None:
+    dataset: tf.data.Dataset,
+    is_batched: bool,
+    num_samples: int | None,
+    track: Track,
+) -> DatasetSamples:
+    if is_batched:
         dataset = dataset.unbatch()
     spec = dataset.element_spec
     kind = getattr(spec[1], "dtype", None) if _is_pair(spec) else None
@@ -139,7 +149,7 @@ def _samples_of(
     samples = DatasetSamples(dataset, num_samples, track)
     if kind == tf.string:
         samples = _with_numbers(dataset, samples, track)
-    return samples, batch_size
+    return samples
 
 
 def _with_numbers(
@@ -169,16 +179,32 @@ def _batch_size(dataset: tf.data.Dataset) -> int | None:
     rank = spec[1].shape.rank
     if rank == 0 or (rank == 1 and not _may_be_batch(spec)):
         return None
-    first = next(iter(dataset.take(1)), None)
-    if first is None:
+    labels = (label.numpy() for _, label in dataset.take(_NUM_LOOKED_AT))
+    first = next(labels, None)
+    if first is None or first.ndim == 0:
         return None
-    label = first[1].numpy()
-    if label.ndim == 0:
-        return None
-    is_row = np.isin(label, (0, 1)).all() and label.sum() == 1
-    if label.ndim == 1 and spec[1].shape.is_fully_defined() and is_row:
-        return None  # one-hot, of a single sample
-    return len(label)
+    if first.ndim == 1 and spec[1].shape.is_fully_defined():
+        # One-hot, of a single sample? Or 0 or 1 of each sample of a batch?
+        looks_single = _is_one_hot(first) and all(map(_is_one_hot, labels))
+        if looks_single and not _ends_in_batches(dataset):
+            return None
+    return len(first)
+
+
+def _is_one_hot(label: np.ndarray) -> bool:
+    return bool(np.isin(label, (0, 1)).all() and label.sum() == 1)
+
+
+def _ends_in_batches(dataset: tf.data.Dataset) -> bool:
+    """Whether a dataset is one of batches by the way that it was made."""
+    kind = ""
+    while kind in ("", *_PASSED_ON):
+        kind = type(dataset).__name__.strip("_").removesuffix("Dataset")
+        inputs = dataset._inputs()
+        if not inputs:
+            break
+        dataset = inputs[0]
+    return kind in ("Batch", "ParallelBatch")
 
 
 def _may_be_batch(spec: tuple[Any, Any]) -> bool:

@@ -67,6 +67,42 @@ def test_one_hot_labels_as_many_as_inputs_are_no_batch():
     assert found_in(batched)[2].num_samples == 6
 
 
+def one_positive_a_batch(num_batches=3):
+    y = np.zeros(4 * num_batches, "int32")
+    y[1::4] = 1
+    x = np.arange(8.0 * num_batches).reshape(-1, 2)
+    return x, y
+
+
+@pytest.mark.parametrize(
+    "behind",
+    [
+        lambda d: d,
+        lambda d: d.prefetch(1),
+        lambda d: d.map(lambda x, y: (x + 0, y), num_parallel_calls=2),
+        lambda d: d.cache().shuffle(8),
+        lambda d: d.take(9).skip(0).with_options(tf.data.Options()),
+    ],
+)
+def test_a_batch_with_one_positive_is_no_one_hot_sample(behind):
+    x, y = one_positive_a_batch()
+    dataset = tf.data.Dataset.from_tensor_slices((x, y))
+    found, labels, weights = found_in(
+        behind(dataset.batch(4, drop_remainder=True))
+    )
+    assert (weights.num_samples, weights.batch_size) == (12, 4)
+    np.testing.assert_array_equal(found, x)
+    np.testing.assert_array_equal(labels, y)
+
+
+def test_batches_of_ones_own_are_told_by_more_than_the_first():
+    x, y = one_positive_a_batch()
+    y[-1] = 1  # two in the last batch
+    batches = x.reshape(3, 4, 2), y.reshape(3, 4)
+    weights = found_in(tf.data.Dataset.from_tensor_slices(batches))[2]
+    assert (weights.num_samples, weights.batch_size) == (12, 4)
+
+
 @pytest.mark.parametrize(
     "made",
     [
