@@ -43,9 +43,45 @@ def as_labels(y: Any) -> tuple[tf.Tensor, list[str] | None]:
     values = np.asarray(y)
     if values.dtype == np.bool_:
         return as_tensor(values.astype(np.int32)), None
-    if values.dtype.kind not in "OSU":
+    if not are_names(values):
         return as_tensor(values), None
     return _numbered(values)
+
+
+def are_names(y: Any) -> bool:
+    """Whether labels are texts, or Python objects that can be."""
+    return np.asarray(y).dtype.kind in "OSU"
+
+
+def numbered_as(y: Any, class_names: list[str] | None) -> Any:
+    """Labels with the numbers that names of classes had in training.
+
+    Args:
+        y: Labels, which are given back if they are no names.
+        class_names: The name of each class, or None where they are not known.
+
+    Raises:
+        ValueError: For a name that is none of these.
+    """
+    if not are_names(y):
+        return y
+    numbers, given = as_labels(np.asarray(y))
+    if given is None:
+        return numbers.numpy()
+    if class_names is None:
+        raise ValueError(
+            "The labels are names of classes, such as "
+            f"{given[0]!r:.80}, and which numbers they had in training is not "
+            "known here. Give the numbers."
+        )
+    numbers_of = {name: number for number, name in enumerate(class_names)}
+    for name in given:
+        if name not in numbers_of:
+            raise ValueError(
+                f"No class of training is called {name!r:.80}; there are "
+                f"{listed(class_names)}."
+            )
+    return np.array([numbers_of[name] for name in given])[numbers.numpy()]
 
 
 def _numbered(values: np.ndarray) -> tuple[tf.Tensor, list[str] | None]:
@@ -57,7 +93,7 @@ def _numbered(values: np.ndarray) -> tuple[tf.Tensor, list[str] | None]:
     if not all(isinstance(text, str) for text in texts):
         wrong = next(i for i, t in enumerate(texts) if not isinstance(t, str))
         raise ValueError(
-            "weighted(x, y): labels must be numbers, or names of classes; "
+            "Labels must be numbers, or names of classes; "
             f"sample {wrong} has {flat[wrong]!r:.80}."
         )
     names, numbers = np.unique(np.array(texts, str), return_inverse=True)
@@ -70,6 +106,12 @@ def shown_sizes(sizes: list[int | None]) -> str:
         return str(sizes)
     first = ", ".join(map(str, sizes[:_NUM_SHOWN]))
     return f"[{first}, ... ({len(sizes)} in all)]"
+
+
+def listed(names: list[Any]) -> str:
+    """Classes for a message, however many there are."""
+    shown = ", ".join(f"{name!r:.40}" for name in names[:10])
+    return shown if len(names) <= 10 else f"{shown}, ... ({len(names)} in all)"
 
 
 def _length(y: Any) -> int | None:

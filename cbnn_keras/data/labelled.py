@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cbnn_keras.data.conversion import numbered_as
 from cbnn_keras.labels import class_indices
 from cbnn_keras.models.classifier import Classifier
 
@@ -28,7 +29,11 @@ def as_pair(data: Any, name: str = "validation_data") -> tuple[Any, Any]:
 
 
 def split_labels(
-    classifier: Classifier, x: Any, y: Any = None, name: str = "The data"
+    classifier: Classifier,
+    x: Any,
+    y: Any = None,
+    name: str = "The data",
+    class_names: list[str] | None = None,
 ) -> tuple[Any, np.ndarray]:
     """Inputs for `predict` and the class index of each sample.
 
@@ -37,9 +42,12 @@ def split_labels(
         x: Inputs, or a `tf.data.Dataset` of batches `(x, y)`.
         y: Labels in any of the formats of training, or None with a dataset.
         name: What messages call them.
+        class_names: Those of training, where they are known: labels can then
+            be names.
 
     Raises:
-        ValueError: If there are no labels, or not one for each sample.
+        ValueError: If there are no labels, or not one for each sample, or one
+            that is no class.
     """
     if isinstance(x, tf.data.Dataset):
         if y is not None:
@@ -51,7 +59,9 @@ def split_labels(
             "batches (x, y)."
         )
     labels = class_indices(
-        y, classifier.num_classes, is_binary=classifier.is_binary
+        numbered_as(y, class_names),
+        classifier.num_classes,
+        is_binary=classifier.is_binary,
     )
     if not isinstance(x, tf.data.Dataset):
         sizes = {len(array) for array in keras.tree.flatten(x)}

@@ -212,6 +212,7 @@ def weighted_pipeline(
     )
     dataset = weights.training_dataset(augment, _Reminder(weights))
     dataset.validation_data = validation_data
+    dataset.class_names = source.class_names
     _leave_out_false_alarm()
     _live[dataset] = weights
     return dataset, weights

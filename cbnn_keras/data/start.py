@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from cbnn_keras.data.conversion import listed
 from cbnn_keras.data.indexed import Samples, Track
 from cbnn_keras.data.sample_weights import one_per_sample
 
@@ -40,7 +41,7 @@ def start_weights(
         if not chosen.any():
             raise ValueError(
                 f"weighted(class_weight=...): no sample has class {name!r}; "
-                f"there are {_listed(np.unique(labels).tolist())}."
+                f"there are {listed(np.unique(labels).tolist())}."
             )
         factors[chosen] = factor
     return factors if sample_weight is None else factors * sample_weight
@@ -99,14 +100,9 @@ def _by_number(
             raise ValueError(
                 f"weighted(class_weight=...): there is no class {name!r:.80}; "
                 + (
-                    f"there are {_listed(class_names)}."
+                    f"there are {listed(class_names)}."
                     if class_names
                     else "labels are numbers here, so give numbers."
                 )
             )
     return {numbers.get(name, name): f for name, f in class_weight.items()}
-
-
-def _listed(names: list[Any]) -> str:
-    shown = ", ".join(f"{name!r:.40}" for name in names[:10])
-    return shown if len(names) <= 10 else f"{shown}, ... ({len(names)} in all)"

@@ -37,9 +37,11 @@ class WeightedDataset(tf.data.Dataset, metaclass=_Hinting):
 
     Attributes:
         validation_data: What was held out for `fit`, or None.
+        class_names: The names of the classes, where they are known.
     """
 
     validation_data: Any = None
+    class_names: list[str] | None = None
 
     def __init__(
         self,
@@ -97,6 +99,7 @@ class WeightedDataset(tf.data.Dataset, metaclass=_Hinting):
             self._has_owner,
         )
         behind.validation_data = self.validation_data
+        behind.class_names = self.class_names
         return behind
 
     # What TensorFlow calls a dataset inside, and what it is made of.

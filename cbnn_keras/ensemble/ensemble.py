@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cbnn_keras import imbalance, metrics
+from cbnn_keras.data.conversion import are_names
 from cbnn_keras.data.labelled import (
     as_pair,
     check_same_length,
@@ -231,7 +232,10 @@ class CheckpointEnsemble(Members):
             `{"accuracy": ..., "negative_log_likelihood": ...}` and the metrics
             by name.
         """
-        inputs, labels = split_labels(self.classifier, x, y, "evaluate()")
+        names = self.run.header.class_names
+        inputs, labels = split_labels(
+            self.classifier, x, y, "evaluate()", names
+        )
         found = self.predict(inputs, **options)
         check_same_length("evaluate()", len(labels), len(found))
         own = {
@@ -239,6 +243,8 @@ class CheckpointEnsemble(Members):
             "negative_log_likelihood": negative_log_likelihood(found, labels),
         }
         given = labels_of(x, y)
+        if are_names(given):
+            given = labels
         of_keras = metric_values(
             self.model, metrics, self.classifier, given, found
         )
@@ -289,7 +295,10 @@ class CheckpointEnsemble(Members):
             return self.take(self._steps[position] for position in positions)
         name = "select(validation_data=...)"
         inputs, labels = split_labels(
-            self.classifier, *as_pair(validation_data), name
+            self.classifier,
+            *as_pair(validation_data),
+            name,
+            self.run.header.class_names,
         )
         candidates = self._candidates() if by == "likelihood" else self
         outputs = np.stack(

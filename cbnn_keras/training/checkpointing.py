@@ -137,9 +137,7 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         """
         pipeline, left = fit_call.divided(self, options)
         train = self.weighted(x, y, **pipeline)
-        if train.validation_data is not None:
-            left["validation_data"] = train.validation_data
-        return model.fit(train, **left)
+        return model.fit(train, **fit_call.validated(left, train))
 
     def attach_index(
         self,

@@ -4,6 +4,9 @@ from typing import Any
 
 import keras
 
+from cbnn_keras.data.conversion import numbered_as
+from cbnn_keras.data.weighted_dataset import WeightedDataset
+
 # What `weighted` takes of them, and what it takes beside them.
 _OF_PIPELINE = (
     *("batch_size", "sample_weight", "class_weight", "validation_split"),
@@ -29,3 +32,18 @@ def divided(
     others = keras.tree.flatten(given.pop("callbacks", []))
     others = [other for other in others if other is not callback]
     return pipeline, {**given, "callbacks": [callback, *others]}
+
+
+def validated(left: dict[str, Any], train: WeightedDataset) -> dict[str, Any]:
+    """What is left for `model.fit`, with validation data that fit `train`.
+
+    They are those that were held out, or those that were given, with numbers
+    for names of classes.
+    """
+    data = left.get("validation_data")
+    if train.validation_data is not None:
+        data = train.validation_data
+    elif isinstance(data, (tuple, list)) and len(data) > 1:
+        x, y, *weights = data
+        data = (x, numbered_as(y, train.class_names), *weights)
+    return left if data is None else {**left, "validation_data": data}

@@ -36,3 +36,49 @@ def test_labels_and_inputs_of_a_dataset_stay_together():
     x, y = split_labels(Classifier(3, False, False), as_dataset(X, Y))
     np.testing.assert_array_equal(np.concatenate([b for (b,) in x]), X)
     np.testing.assert_array_equal(y, Y)
+
+
+@pytest.mark.parametrize(
+    "kind", ["array", "column", "list", "bytes", "objects", "dataset"]
+)
+def test_names_have_the_numbers_of_training(kind):
+    names = ["owl", "ant", "cow"]  # not in the order of the alphabet
+    chosen = Y > 0  # nobody is an owl
+    y = np.array(names)[Y[chosen]]
+    x = X[chosen]
+    data = {
+        "array": (x, y),
+        "column": (x, y[:, None]),
+        "list": (x, y.tolist()),
+        "bytes": (x, y.astype("S")),
+        "objects": (x, y.astype(object)),
+        "dataset": (as_dataset(x, y),),
+    }[kind]
+    _, labels = split_labels(
+        Classifier(3, False, False), *data, class_names=names
+    )
+    np.testing.assert_array_equal(labels, Y[chosen])
+
+
+def test_numbers_are_taken_as_they_are_where_there_are_names():
+    options = {"class_names": ["owl", "ant", "cow"]}
+    for y in (Y, Y.astype(object)):
+        _, labels = split_labels(Classifier(3, False, False), X, y, **options)
+        np.testing.assert_array_equal(labels, Y)
+
+
+@pytest.mark.parametrize(
+    ("class_names", "message"),
+    [
+        (["a", "b", "c"], "^No class of training is called 'elk'; there are "),
+        (None, "names of classes, such as 'elk', .* Give the numbers.$"),
+    ],
+)
+def test_names_that_say_no_class_are_refused(class_names, message):
+    with pytest.raises(ValueError, match=message):
+        split_labels(
+            Classifier(3, False, False),
+            X,
+            ["elk"] * len(X),
+            class_names=class_names,
+        )

@@ -32,6 +32,23 @@ def test_a_run_remembers_names(run, tmp_path):
     assert copy.run.header.class_names == ensemble.run.header.class_names
 
 
+def test_evaluate_and_select_take_names(run):
+    ensemble = CheckpointEnsemble.load(run)
+    x, y = blobs()
+    x, y = x[y > 0], y[y > 0]  # one class has no sample
+    names, numbers = np.array(NAMES)[y], np.array([1, 0, 2])[y]
+    options = {"metrics": ["sparse_categorical_accuracy"], "verbose": 0}
+    found = ensemble.evaluate(x, names, **options)
+    assert found == ensemble.evaluate(x, numbers, **options)
+    dataset = tf.data.Dataset.from_tensor_slices((x, names)).batch(7)
+    assert ensemble.evaluate(dataset, **options) == pytest.approx(found)
+    chosen = [
+        ensemble.select(validation_data=(x, labels), verbose=0).votes
+        for labels in (names, numbers)
+    ]
+    np.testing.assert_array_equal(*chosen)
+
+
 @pytest.mark.parametrize("num_classes", [3, 4])
 def test_what_has_no_names_writes_none(tmp_path, num_classes):
     x, y = blobs()

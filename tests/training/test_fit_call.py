@@ -130,6 +130,31 @@ def test_validation_has_the_batches_of_training(monkeypatch):
     ]
 
 
+def test_validation_data_may_have_names():
+    x, y = blobs()
+    names, weights = np.array(["b", "c", "a"]), np.arange(50) + 1.0
+    held_out = slice(1, 51)
+
+    def validated_by(labels, *more):
+        def call(cbnn, model):
+            return cbnn.fit(
+                model,
+                x,
+                names[y],
+                validation_data=(x[held_out], labels[held_out], *more),
+                epochs=2,
+                verbose=0,
+            )
+
+        return ensemble_of(call)[2]
+
+    numbers = np.array([1, 2, 0])[y]
+    np.testing.assert_equal(validated_by(names[y]), validated_by(numbers))
+    np.testing.assert_equal(
+        validated_by(names[y], weights), validated_by(numbers, weights)
+    )
+
+
 def test_a_baseline_has_it_too():
     x, y = blobs()
     model = dense_model()
