@@ -25,7 +25,7 @@ from cbnn_keras.models.revival import quiet_builds, revivable
 from cbnn_keras.models.state import process_generators_kept
 from cbnn_keras.support import files
 from cbnn_keras.support.aliases import Json
-from cbnn_keras.support.faults import shortened
+from cbnn_keras.support.faults import RunError, shortened
 from cbnn_keras.support.files import Fingerprint
 
 
@@ -144,6 +144,8 @@ def copies(
             process, whose classes and functions are the user's own.
 
     Raises:
+        RunError: If it is refused as `foreign` says, `max_bytes` say.
+        OSError: If there is no room for temporary files.
         ValueError: If the model cannot be described or not be rebuilt from its
             description.
     """
@@ -163,6 +165,8 @@ def copies(
             policy = "float32" if in_float32 else keras.config.dtype_policy()
             with _policy(policy), quiet_builds():
                 return [load(path) for _ in range(num)]
+        except (RunError, OSError):
+            raise  # which say themselves what to do
         except Exception as error:  # of Keras, or of the user's classes
             raise ValueError(_not_copied(model, error)) from error
 
@@ -221,7 +225,7 @@ def why_not_rebuilt(model: keras.Model) -> str | None:
     try:
         with process_generators_kept():
             copies(model, 1)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         return str(error)
     return None
 

@@ -20,6 +20,8 @@ from helpers import (
 )
 
 from cbnn_keras.models import copying
+from cbnn_keras.models.foreign import Foreign
+from cbnn_keras.support.faults import RunError
 
 LOSS = "sparse_categorical_crossentropy"
 
@@ -292,6 +294,22 @@ def test_model_that_cannot_be_described_is_not_copied():
         match="^Keras cannot copy Undescribed. Give Undescribed a `get_config`",
     ):
         copying.copies(shy_model(), 1)
+
+
+def test_a_copy_that_is_refused_says_why():
+    with pytest.raises(RunError, match=r"bytes, above the limit of 10\)"):
+        copying.copies(dense_model(), 1, foreign=Foreign(max_bytes=10))
+
+
+def test_a_full_disk_is_no_fault_of_the_model(monkeypatch):
+    def fail(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(keras.saving, "save_model", fail)
+    with pytest.raises(OSError, match=r"No space left.* set TMPDIR to another"):
+        copying.copies(dense_model(), 1)
+    reason = copying.why_not_rebuilt(shy_model())
+    assert "No space left" in reason and "get_config" not in reason
 
 
 def test_class_that_is_in_no_module_is_copied():
