@@ -48,7 +48,7 @@ def _left_alone(model: keras.Model) -> Iterator[None]:
         *model.variables,
         *model.metrics_variables,
         *(v for one in _optimizers(model) for v in one.variables),
-        *(v for v in vars(model).values() if isinstance(v, tf.Variable)),
+        *(v for v in _held(model) if isinstance(v, tf.Variable)),
     ]
     kept = [np.array(keras.ops.convert_to_numpy(v)) for v in variables]
     try:
@@ -92,9 +92,30 @@ def _caught(model: keras.Model, found: list[np.ndarray]) -> Iterator[None]:
 
 
 def _optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
-    values = [model.optimizer, *vars(model).values()]
+    values = [model.optimizer, *_held(model)]
     found = [v for v in values if isinstance(v, keras.optimizers.Optimizer)]
     return list({id(one): one for one in found}.values())
+
+
+def _held(model: keras.Model) -> list[Any]:
+    """What a model and its layers hold, also in lists and dicts."""
+    found: list[Any] = []
+    seen: set[int] = set()  # one may hold itself
+    waiting: list[Any] = [model]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, keras.layers.Layer):
+            waiting.extend(vars(value).values())
+        elif isinstance(value, dict):
+            waiting.extend(value.values())
+        elif isinstance(value, (list, tuple, set)):
+            waiting.extend(value)
+        else:
+            found.append(value)
+    return found
 
 
 @contextlib.contextmanager

@@ -84,11 +84,20 @@ def _few_samples(task: Task) -> tuple[Any, Any] | None:
     _, x, y = next(iter(batches))
     if any(isinstance(part, tf.SparseTensor) for part in tf.nest.flatten(x)):
         return None  # of which nothing can be taken
-    labels = task.labels[: len(y)]
-    # How many samples of its class come before each.
-    ranks = [int((labels[:i] == labels[i]).sum()) for i in range(len(labels))]
-    order = np.argsort(ranks, kind="stable")
+    order = _mixed_order(task.labels[: len(y)])
     return _taken((x, y), order[: _batch_size(task.model)])
+
+
+def _mixed_order(labels: np.ndarray) -> np.ndarray:
+    """The first sample of each class, the second of each, and so on."""
+    by_class = np.argsort(labels, kind="stable")
+    _, begins, sizes = np.unique(
+        labels[by_class], return_index=True, return_counts=True
+    )
+    # How many samples of its class come before each.
+    ranks = np.empty(len(labels), np.int64)
+    ranks[by_class] = np.arange(len(labels)) - np.repeat(begins, sizes)
+    return np.argsort(ranks, kind="stable")
 
 
 def _batch_size(model: keras.Model) -> int:

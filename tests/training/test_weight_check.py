@@ -1,5 +1,7 @@
 """Tests that code which ignores the sample weights is refused by name."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from helpers import blobs, dense_model, same, trained
 from cbnn_keras import CBNNCallback
 from cbnn_keras.baselines import PlainCheckpoints
 from cbnn_keras.models.step_gradients import step_gradients
+from cbnn_keras.training import weight_check
 
 
 def layers(*extra):
@@ -245,6 +248,53 @@ def test_the_check_leaves_nothing_behind(policy):
     assert same(before, [np.array(v) for v in after])
     assert "apply" not in vars(model.optimizer)
     assert not tf.config.functions_run_eagerly()
+
+
+class Keeping(keras.Sequential):
+    """Has optimizers and a counter where Keras does not look for them."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.inner = keras.Sequential([keras.Input((4,))])
+        self.inner.compile(keras.optimizers.Adam())
+        self.kept = {"a": [keras.optimizers.Adam()], "b": tf.Variable(0)}
+        self.kept["itself"] = self.kept
+
+    def all_optimizers(self):
+        return [self.optimizer, *self.kept["a"], self.inner.optimizer]
+
+    def train_step(self, data):
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True), weight)
+        gradients = tape.gradient(loss, self.trainable_variables)
+        for optimizer in self.all_optimizers():
+            optimizer.apply(gradients, self.trainable_variables)
+        self.kept["b"].assign_add(1)
+        return {"loss": loss}
+
+
+def test_optimizers_and_variables_in_containers_are_left_alone():
+    model = compiled(Keeping(layers()))
+    before = [np.array(v) for v in model.variables]
+    x, y = blobs(20)
+    batch = tuple(map(tf.constant, (x, y, np.ones(20, "float32"))))
+    found = step_gradients(model, batch)
+    assert len(found) == 3 * len(model.trainable_variables)
+    assert [int(o.iterations) for o in model.all_optimizers()] == [0, 0, 0]
+    assert int(model.kept["b"]) == 0
+    assert same(before, [np.array(v) for v in model.variables])
+
+
+def test_samples_of_all_classes_are_tried():
+    labels = np.array([2, 2, 0, 2, 1, 0, 0])
+    order = weight_check._mixed_order(labels)
+    assert order.tolist() == [0, 2, 4, 1, 5, 3, 6]
+    # A batch that is the whole data set: seconds if all pairs were compared.
+    begin = time.process_time()
+    many = weight_check._mixed_order(np.arange(300_000) // 100)
+    assert time.process_time() - begin < 2
+    assert many[:3].tolist() == [0, 100, 200]
 
 
 @pytest.mark.parametrize("kind", [OwnStep, TracedStep])
