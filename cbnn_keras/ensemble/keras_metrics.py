@@ -1,7 +1,7 @@
 """Keras' metrics of probabilities that an ensemble has predicted."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +17,7 @@ def metric_values(
     model: keras.Model,
     extra: Sequence[Any],
     classifier: Classifier,
-    labels: Any,
+    labels: Callable[[], Any],
     probabilities: np.ndarray,
 ) -> dict[str, float]:
     """Values of the metrics that a model was compiled with, and of others.
@@ -26,7 +26,8 @@ def metric_values(
         model: The model; it need not be compiled.
         extra: Other metrics of Keras, by name, as objects or as functions.
         classifier: Whether metrics were made for logits.
-        labels: As the model's `evaluate` is given them.
+        labels: Gives them as the model's `evaluate` is given them. It is only
+            called where there are metrics.
         probabilities: What was predicted, one row a sample.
 
     Raises:
@@ -35,33 +36,43 @@ def metric_values(
     wanted = [*keras_internals.compiled_metrics(model), *extra]
     if not wanted:
         return {}
+    given = np.asarray(labels())
     outputs = probabilities
     if classifier.from_logits:
         outputs = _as_logits(probabilities, classifier)
     # A model that passes on what it is given: Keras knows best what a metric's
     # name means for labels of a kind.
-    inputs = keras.Input(outputs.shape[1:])
-    passed_on = keras.Model(inputs, keras.layers.Identity()(inputs))
+    # In full precision, whatever the policy of the process is.
+    inputs = keras.Input(outputs.shape[1:], dtype="float32")
+    same = keras.layers.Identity(dtype="float32")
+    passed_on = keras.Model(inputs, same(inputs))
     with _states_kept(wanted):
         passed_on.compile(loss=_no_loss, metrics=wanted)
         try:
             found = passed_on.evaluate(
-                outputs, np.asarray(labels), verbose=0, return_dict=True
+                outputs, given, verbose=0, return_dict=True
             )
         except Exception as error:  # of Keras, or of the user's metrics
             raise ValueError(
                 "evaluate(): a metric cannot be computed from labels of shape "
-                f"{np.shape(labels)} and probabilities of shape "
+                f"{given.shape} and probabilities of shape "
                 f"{outputs.shape}: {error}"
             ) from error
     return {k: float(value) for k, value in found.items() if k != "loss"}
 
 
-def labels_of(x: Any, y: Any) -> Any:
-    """Labels as they were given, of arrays or of a dataset of batches."""
-    if not isinstance(x, tf.data.Dataset):
-        return y
-    return np.concatenate([label.numpy() for _, label, *_ in x])
+def labels_of(x: Any, y: Any) -> Callable[[], Any]:
+    """Gives labels as they were given, of arrays or a dataset of batches.
+
+    A function, as a dataset has to be read for them once more.
+    """
+
+    def labels() -> Any:
+        if not isinstance(x, tf.data.Dataset):
+            return y
+        return np.concatenate([label.numpy() for _, label, *_ in x])
+
+    return labels
 
 
 def _as_logits(probabilities: np.ndarray, classifier: Classifier) -> np.ndarray:

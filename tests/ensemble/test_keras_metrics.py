@@ -7,6 +7,7 @@ import tensorflow as tf
 from helpers import blobs, dense_model, trained
 
 from cbnn_keras import CheckpointEnsemble
+from cbnn_keras.ensemble.keras_metrics import metric_values
 
 X, Y = blobs(60, seed=3)
 
@@ -42,10 +43,48 @@ def test_compiled_metrics_are_those_of_the_ensemble():
         np.testing.assert_array_equal(old, new)
 
 
+def test_metrics_are_computed_in_full_precision():
+    # Probabilities that half precision cannot tell from 0.
+    probabilities = np.array([[1 - 1e-8, 1e-8, 0], [3e-5, 1, 0]], "float32")
+    labels = np.array([1, 0])
+    model = dense_model(metrics=["sparse_categorical_crossentropy"])
+    classifier = trained()[0].ensemble().classifier
+    # Keras clips at 1e-7.
+    expected = -np.mean(np.log([1e-7, 3e-5]))
+    for policy in ("float32", "mixed_float16"):
+        keras.config.set_dtype_policy(policy)
+        found = metric_values(
+            model, [], classifier, lambda: labels, probabilities
+        )
+        [value] = found.values()
+        assert value == pytest.approx(expected, rel=1e-4), policy
+
+
 def test_without_compiled_metrics_it_is_as_before():
     cbnn, *_ = trained()
     found = cbnn.ensemble().evaluate(X, Y, verbose=0)
     assert list(found) == ["accuracy", "negative_log_likelihood"]
+
+
+def test_a_dataset_is_read_for_labels_only_where_there_are_metrics():
+    cbnn, *_ = trained()
+    ensemble, passes = cbnn.ensemble(), []
+
+    def count(y):
+        passes.append(1)
+        return y
+
+    data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(60)
+    data = data.map(
+        lambda x, y: (
+            x,
+            tf.ensure_shape(tf.numpy_function(count, [y], y.dtype), [60]),
+        )
+    )
+    ensemble.evaluate(data, verbose=0)
+    without = len(passes)
+    ensemble.evaluate(data, verbose=0, metrics=["accuracy"])
+    assert len(passes) - without == without + 1
 
 
 def test_one_hot_labels_in_a_dataset():
