@@ -14,11 +14,11 @@ from typing import Any
 
 import keras
 
-from cbnn_keras.models.architecture_config import PARTS
+from cbnn_keras.models.architecture_config import PARTS, OpenedByModule
 from cbnn_keras.support.faults import shortened
 
 
-def imported_objects(modules: Sequence[str]) -> dict[str, Any]:
+def imported_objects(modules: Sequence[str]) -> OpenedByModule:
     """What modules define that an architecture may name, by its name.
 
     That is classes that models are made of, and functions that are defined in
@@ -29,7 +29,7 @@ def imported_objects(modules: Sequence[str]) -> dict[str, Any]:
         ValueError: If a module cannot be imported, or two of them give
             different things the same name.
     """
-    found: dict[str, Any] = {}
+    found = OpenedByModule()
     for name in modules:
         for value in vars(_imported(name)).values():
             if not _is_for_models(value, name.partition(".")[0]):

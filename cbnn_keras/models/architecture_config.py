@@ -90,6 +90,14 @@ class UnknownClassesError(ValueError):
         self.names = names
 
 
+class OpenedByModule(dict[str, Any]):
+    """Classes and functions that were opened by the name of their module.
+
+    Nobody looked at each of them: a file chooses among them, but not what a
+    function is called with.
+    """
+
+
 def parse(text: bytes) -> Json:
     """The objects of JSON that a text holds; a name may be given only once."""
 
@@ -264,6 +272,7 @@ def _check_class(
     if _is_of_keras(module) and is_lambda:
         function = _function_of(config)
         if function in custom_objects:
+            _check_arguments(function, config, custom_objects)
             return  # code that the user has given, and none in the file
         if function is not None:
             unknown.append(function)
@@ -305,6 +314,19 @@ def _function_of(config: Any) -> str | None:
     name, module = node.get("config"), node.get("module")
     is_name = isinstance(name, str) and not hasattr(builtins, name)
     return name if is_name and not _is_of_keras(module) else None
+
+
+def _check_arguments(
+    name: str | None, config: Json, custom_objects: CustomObjects
+) -> None:
+    """Sees that it was the user who let a file choose what a call is given."""
+    is_by_module = isinstance(custom_objects, OpenedByModule)
+    if is_by_module and config.get("arguments"):
+        raise ValueError(
+            f"it has a Lambda that calls {name!r} with arguments of the file's "
+            "choice; if that is meant, open the function by its name, in "
+            f"Python: custom_objects={{{name!r}: ...}}"
+        )
 
 
 def _is_literal(value: Any) -> bool:

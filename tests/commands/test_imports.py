@@ -12,6 +12,8 @@ from helpers import blobs
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
 from cbnn_keras.commands import cli
 from cbnn_keras.commands.imports import imported_objects
+from cbnn_keras.models.foreign import Foreign
+from cbnn_keras.support.faults import RunError
 
 MODULE = """
 import keras
@@ -137,6 +139,33 @@ def test_what_a_module_opens(directory):
     assert str(directory) not in sys.path
     assert imported_objects([]) == {}
     assert imported_objects(["own_layers", "own_layers"]) == found
+
+
+def test_a_file_does_not_choose_what_a_function_is_called_with(
+    directory, tmp_path
+):
+    """`wipe` is the user's own, and was never part of a model."""
+    (directory / "with_wipe.py").write_text(
+        "def wipe(x, path=None):\n"
+        "    open(path or 'no path', 'w').close()\n"
+        "    return x\n"
+    )
+    objects = imported_objects(["with_wipe"])
+    layer = keras.layers.Lambda(
+        objects["wipe"], arguments={"path": str(tmp_path / "wiped")}
+    )
+    keras.Sequential([keras.Input((2,)), layer]).save(tmp_path / "model.keras")
+    (tmp_path / "wiped").unlink()  # by the user, who built the model
+    with pytest.raises(
+        RunError,
+        match=r"calls 'wipe' with arg.*custom_objects=\{'wipe': \.\.\.",
+    ):
+        Foreign(objects).load(tmp_path / "model.keras")
+    assert not (tmp_path / "wiped").exists()
+    # Opened by its name, it is the user's word.
+    Foreign({"wipe": objects["wipe"]}).load(tmp_path / "model.keras")
+    assert (tmp_path / "wiped").exists()
+    sys.modules.pop("with_wipe")
 
 
 def test_a_module_that_is_not_there_or_fails(directory):
