@@ -23,23 +23,23 @@ def imported_objects(modules: Sequence[str]) -> OpenedByModule:
 
     That is classes that models are made of, and functions that are defined in
     the module or in its package. Modules are looked for in the working
-    directory first.
+    directory first. Of what has the same name as something else, nothing is
+    opened; an architecture that names it is refused.
 
     Raises:
-        ValueError: If a module cannot be imported, or two of them give
-            different things the same name.
+        ValueError: If a module cannot be imported.
     """
-    found = OpenedByModule()
+    found, doubled = OpenedByModule(), set()
     for name in modules:
         for value in vars(_imported(name)).values():
             if not _is_for_models(value, name.partition(".")[0]):
                 continue
             key = keras.saving.get_registered_name(value)
             if found.setdefault(key, value) is not value:
-                raise ValueError(
-                    f"--import: there are two {key!r} in "
-                    f"{', '.join(modules)}. Import one module only."
-                )
+                doubled.add(key)
+    for key in doubled:
+        del found[key]
+    found.doubled = frozenset(doubled)
     return found
 
 
@@ -76,5 +76,6 @@ def _is_for_models(value: Any, package: str) -> bool:
         return issubclass(value, PARTS) and not is_of_keras
     return (
         inspect.isfunction(value)
+        and value.__name__.isidentifier()  # not that of a lambda
         and value.__module__.partition(".")[0] == package
     )

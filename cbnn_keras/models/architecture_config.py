@@ -95,7 +95,12 @@ class OpenedByModule(dict[str, Any]):
 
     Nobody looked at each of them: a file chooses among them, but not what a
     function is called with.
+
+    Attributes:
+        doubled: Names that stand for two of them, and so for none.
     """
+
+    doubled: frozenset[str] = frozenset()
 
 
 def parse(text: bytes) -> Json:
@@ -340,6 +345,11 @@ def _is_opened(name: Any, custom_objects: CustomObjects) -> bool:
     """Whether the user gave it or registered it in this process."""
     if not isinstance(name, str):
         return False
+    if name in getattr(custom_objects, "doubled", ()):
+        raise ValueError(
+            f"it names {name!r}, and there are two of that name in what was "
+            "imported: import one module only"
+        )
     found = keras.saving.get_registered_object(name, dict(custom_objects))
     return found is not None
 

@@ -179,12 +179,26 @@ def test_a_module_that_is_not_there_or_fails(directory):
         ValueError, match="--import failing: .* ZeroDivisionError: division by"
     ):
         imported_objects(["failing"])
+
+
+def test_a_name_that_two_have_is_refused_where_it_is_needed(directory):
     (directory / "second.py").write_text(
-        "import keras\nclass Block(keras.layers.Layer): pass\n"
+        "import keras\n"
+        "class Block(keras.layers.Layer): pass\n"
+        "def helper(x): return x\n"
+        "first, second = lambda x: x, lambda x: -x\n"
     )
-    with pytest.raises(ValueError, match="two 'Block' in own_layers, second"):
-        imported_objects(["own_layers", "second"])
-    sys.modules.pop("second")
+    (directory / "third.py").write_text("def helper(x): return -x\n")
+    objects = imported_objects(["second", "third"])
+    assert set(objects) == {"Block"}
+    objects = imported_objects(["own_layers", "second", "third"])
+    assert set(objects) == {"doubled"}
+    with pytest.raises(
+        RunError, match="names 'Block', and there are two of.* one module only"
+    ):
+        CheckpointEnsemble.load("run", custom_objects=objects)
+    for name in ("second", "third"):
+        sys.modules.pop(name)
 
 
 def test_a_run_with_a_lambda_says_so_before_training(tmp_path):
