@@ -276,7 +276,7 @@ def _check_class(
     is_lambda = name == "Lambda" and registered in (None, name)
     if _is_of_keras(module) and is_lambda:
         function = _function_of(config)
-        if function in custom_objects:
+        if _is_given(function, custom_objects):
             _check_arguments(function, config, custom_objects)
             return  # code that the user has given, and none in the file
         if function is not None:
@@ -319,6 +319,18 @@ def _function_of(config: Any) -> str | None:
     name, module = node.get("config"), node.get("module")
     is_name = isinstance(name, str) and not hasattr(builtins, name)
     return name if is_name and not _is_of_keras(module) else None
+
+
+def _is_given(name: str | None, custom_objects: CustomObjects) -> bool:
+    """Whether the user gave a function, be it by the name in its code.
+
+    Keras calls one that is registered `package>name`, and finds it by that.
+    """
+    return name in custom_objects or any(
+        inspect.isfunction(value)
+        and keras.saving.get_registered_name(value) == name
+        for value in custom_objects.values()
+    )
 
 
 def _check_arguments(

@@ -11,6 +11,7 @@ import pytest
 
 from cbnn_keras.models import architecture_config
 from cbnn_keras.models.architecture_config import UnknownClassesError
+from cbnn_keras.models.foreign import Foreign, RebuildError
 
 LIMIT = 2**32
 LAYER = {"class_name": "Dense", "module": "keras.layers", "config": {}}
@@ -246,6 +247,20 @@ def test_a_lambda_layer_is_let_through_with_a_function_that_was_given():
 @keras.saving.register_keras_serializable("test_config")
 def registered_function(x):
     return x
+
+
+@pytest.mark.parametrize("prefix", ["", "test_config>"])
+def test_a_registered_function_is_given_by_either_name(tmp_path, prefix):
+    layer = keras.layers.Lambda(registered_function)
+    model = keras.Sequential([keras.Input((2,)), layer])
+    model.save(tmp_path / "model.keras")
+    given = {f"{prefix}registered_function": registered_function}
+    loaded = Foreign(given).load(tmp_path / "model.keras")
+    assert loaded.layers[0].function is registered_function
+    # Another one of its name in the code is not the one in the file.
+    other = {"registered_function": lambda x: x}
+    with pytest.raises(RebuildError, match=r"{'registered_function': regis"):
+        Foreign(other).load(tmp_path / "model.keras")
 
 
 @pytest.mark.parametrize(
