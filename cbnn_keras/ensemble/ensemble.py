@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cbnn_keras import imbalance, metrics
-from cbnn_keras.data.conversion import are_names
+from cbnn_keras.data.conversion import numbered_as
 from cbnn_keras.data.labelled import (
     as_pair,
     check_same_length,
@@ -243,10 +243,12 @@ class CheckpointEnsemble(Members):
             "negative_log_likelihood": negative_log_likelihood(found, labels),
         }
         given = labels_of(x, y)
-        if are_names(given):
-            given = labels
         of_keras = metric_values(
-            self.model, metrics, self.classifier, given, found
+            self.model,
+            metrics,
+            self.classifier,
+            lambda: numbered_as(given(), names),
+            found,
         )
         return own | {k: v for k, v in of_keras.items() if k not in own}
 
