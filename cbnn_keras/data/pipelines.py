@@ -209,6 +209,7 @@ def weighted_pipeline(
         batch_size=size,
         shuffle=shuffle,
         class_names=source.class_names,
+        file_seed=source.file_seed,
     )
     dataset = weights.training_dataset(augment, _Reminder(weights))
     dataset.validation_data = validation_data

@@ -55,6 +55,7 @@ class SampleWeights:
         batch_size: The size of a batch, for a pipeline that is made here.
         shuffle: Whether to shuffle, or the size of the buffer, likewise.
         class_names: The names of the classes, where they are known.
+        file_seed: What files were shuffled by before: see `sources.Source`.
 
     Attributes:
         variable: n * omega, float32, shape `(num_samples,)`: mean 1, because
@@ -77,9 +78,11 @@ class SampleWeights:
         batch_size: int | None = None,
         shuffle: bool | int | None = None,
         class_names: list[str] | None = None,
+        file_seed: int | None = None,
     ) -> None:
         self.num_samples = num_samples
         self.class_names = class_names
+        self.file_seed = file_seed
         self.first_distribution = _distribution(sample_weight, num_samples)
         self.distribution = self.first_distribution
         self.samples = samples

@@ -41,12 +41,15 @@ class Source:
         batch_size: Of the batches that they came in, or None.
         shuffle: The size of the buffer that they were shuffled with, or None.
         class_names: The names of the classes, where they are known.
+        file_seed: What Keras has shuffled the names of files by, given or
+            drawn, or None if it did not.
     """
 
     samples: Samples
     batch_size: int | None = None
     shuffle: int | None = None
     class_names: list[str] | None = None
+    file_seed: int | None = None
 
 
 def read_source(
@@ -131,6 +134,7 @@ def _read_dataset(
         batch_size,
         buffer_size,
         None if names is None else [str(name) for name in names],
+        _file_seed(dataset),
     )
 
 
@@ -215,6 +219,24 @@ def _may_be_batch(spec: tuple[Any, Any]) -> bool:
         for part in tf.nest.flatten(spec[0])
     }
     return size is None or (size > 1 and sizes == {size})
+
+
+def _file_seed(dataset: tf.data.Dataset) -> int | None:
+    """The seed of `image_dataset_from_directory` or its kin in a dataset.
+
+    By it, Keras shuffles the names of files once, and then its dataset, which
+    knows it. A seed that was drawn looks like one that was given.
+    """
+    is_of_keras = False
+    while True:
+        is_of_keras |= hasattr(dataset, "class_names")
+        inputs = dataset._inputs()
+        if not inputs:
+            return None
+        if is_of_keras and type(dataset).__name__ == "_ShuffleDataset":
+            is_of_files = type(inputs[0]).__name__ == "_ZipDataset"
+            return int(dataset._seed2) if is_of_files else None
+        dataset = inputs[0]
 
 
 def _gives_batches(x: Any) -> bool:

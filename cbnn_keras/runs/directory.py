@@ -14,6 +14,7 @@ state or the new one, plus perhaps files that nobody lists, which `rewind` and
 `finish` sweep up.
 """
 
+import dataclasses
 import pathlib
 from typing import ClassVar
 
@@ -200,7 +201,16 @@ class RunDirectory(Run):
                 f"parameters then, {header.num_parameters:,} now). Build "
                 "the model as before, or start in a new directory."
             )
-        different = self.header.differences(header)[:10]
+        # Of labels there is only a hash, which says nothing to anybody.
+        now = dataclasses.replace(header, labels=self.header.labels)
+        different = self.header.differences(now)[:10]
+        if header.labels != self.header.labels:
+            different.append(
+                "the labels, or the sample weights to start from, are others "
+                "or in another order (that of files read by "
+                "`image_dataset_from_directory` and its kin is the same with "
+                "the same `seed=`)"
+            )
         if different:
             raise RunError(
                 f"resume=True: the run in {self.path} was "

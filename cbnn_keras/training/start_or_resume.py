@@ -77,6 +77,13 @@ class Beginning:
         fit.reporter.line(
             f"{self._title}: checkpoints after steps {steps}; {place}"
         )
+        seed = fit.task.weights.file_seed
+        if self.directory is not None and seed is not None:
+            fit.reporter.line(
+                f"{self._title}: Keras has shuffled the files by a seed; to "
+                f"resume this run, give `seed={seed}` to the function of Keras "
+                "that reads the directory"
+            )
         return course
 
     def resume(self, fit: Fit, directory: pathlib.Path) -> Course | None:

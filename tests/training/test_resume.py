@@ -2,6 +2,7 @@
 
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import time
 import keras
 import numpy as np
 import pytest
-from helpers import blobs, change_manifest, dense_model, same
+from helpers import blobs, change_manifest, dense_model, same, text_model
 from test_callback import Stop, StopAfter, images, noisy_cnn
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
@@ -406,3 +407,38 @@ def test_another_fit_of_a_callback_that_has_finished(tmp_path):
     with pytest.raises(ValueError, match="has finished the run in .* its own"):
         model.fit(train, epochs=2, callbacks=[cbnn], verbose=0)
     assert same(kept, model.get_weights())
+
+
+def fit_files(directory, files, *others, **options):
+    """One start of a script that leaves the order of the files to Keras."""
+    dataset = keras.utils.text_dataset_from_directory(
+        files, batch_size=4, verbose=False, **options
+    )
+    model = text_model(2)
+    model.compile(keras.optimizers.Adam(0.1), "sparse_categorical_crossentropy")
+    cbnn = CBNNCallback(directory, num_checkpoints=1, resume=True)
+    train = cbnn.weighted(dataset.map(lambda x, y: (x, y)))
+    model.fit(train, epochs=3, callbacks=[cbnn, *others], verbose=2)
+
+
+def test_the_order_of_files_is_had_again_by_the_seed_that_is_said(
+    tmp_path, capsys
+):
+    for i in range(24):
+        file = tmp_path / "files" / "ab"[i % 2] / f"{i}.txt"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"{('red', 'blue green')[i % 2]} {i}")
+    start = tmp_path / "run", tmp_path / "files"
+    with pytest.raises(Stop):
+        fit_files(*start, StopAfter(epoch=0))
+    said = re.search(
+        r"to\s+resume.*give\s+`seed=(\d+)`", capsys.readouterr().out
+    )
+    seed = int(said[1])
+    with pytest.raises(ValueError, match="another order .*the same `seed=`"):
+        fit_files(*start, seed=seed + 1)
+    fit_files(*start, seed=seed)
+    assert CheckpointEnsemble.load(tmp_path / "run").run.is_finished
+    fit_files(tmp_path / "sorted", tmp_path / "files", shuffle=False)
+    said = capsys.readouterr().out.split("sorted")[-1]
+    assert "seed=" not in said and "Epoch 1" in said
