@@ -217,7 +217,9 @@ def why_not_rebuilt(model: keras.Model) -> str | None:
     """
     if not live_objects.has_own_parts(model):
         return None
-    if live_objects.has_lambda(model):
+    with _without_training(model):
+        has_lambda = live_objects.has_lambda(model)
+    if has_lambda:
         return (
             "It has a lambda, which is code that no file is trusted with: a "
             "named function, `def`, can be given by its name."

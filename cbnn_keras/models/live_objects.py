@@ -6,6 +6,7 @@ registered with Keras: to copy it, nothing has to be looked up by name.
 
 import contextlib
 import inspect
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,9 +55,26 @@ def has_own_parts(model: keras.Model) -> bool:
 
 
 def has_lambda(model: keras.Model) -> bool:
-    """Whether a model has functions without a name."""
-    names = [getattr(part, "__name__", "") for part in _own_parts(model)]
-    return "<lambda>" in names
+    """Whether the description of a model has functions without a name.
+
+    Others, which a layer makes by itself, are made again with the layer.
+    """
+    lambdas = [
+        part
+        for part in _own_parts(model)
+        if getattr(part, "__name__", "") == "<lambda>"
+    ]
+    if not lambdas:
+        return False
+    try:
+        # With names, as Keras asks for the source of those without.
+        with named_objects(model):
+            names = [function.__name__ for function in lambdas]
+            config = keras.saving.serialize_keras_object(model.get_config())
+            text = json.dumps(config, default=str)
+    except Exception:  # of the user's classes, or of Keras
+        return True
+    return any(f'"{name}"' in text for name in names)
 
 
 def _own_parts(model: keras.Model) -> list[Any]:

@@ -166,6 +166,32 @@ def test_why_a_model_is_not_rebuilt():
     assert "Give Undescribed a `get_config` that returns all" in reason
 
 
+class OwnLambda(keras.layers.Layer):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.function = lambda x: x * FACTOR
+
+    def call(self, x):
+        return self.function(x)
+
+
+def test_which_lambdas_a_file_does_not_give_again():
+    assert copying.why_not_rebuilt(chain(OwnLambda())) is None
+    inner = chain(Scaled(2.0))
+    inner.compile("sgd", lambda y, p: p[:, 0])  # no part of a file
+    assert copying.why_not_rebuilt(chain(inner)) is None
+    for layer in (
+        keras.layers.Lambda(lambda x: x),
+        keras.layers.Dense(4, activation=lambda x: x),
+        keras.layers.Dense(
+            4, kernel_initializer=lambda s, dtype: keras.ops.ones(s, dtype)
+        ),
+        Scaled(1.0, lambda x: x),
+        chain(keras.layers.Lambda(lambda x: x)),
+    ):
+        assert "It has a lambda" in copying.why_not_rebuilt(chain(layer))
+
+
 def test_to_find_out_leaves_generators_alone():
     model = chain(Scaled(), keras.layers.Dropout(0.5), keras.layers.Dense(4))
     expected = []
