@@ -232,7 +232,7 @@ class _Reminder:
 
     def __call__(self) -> None:
         weights = self._weights()
-        fit = keras_internals.callbacks_of_reading_fit()
+        fit = keras_internals.callbacks_of_fit(only_if_read=True)
         if weights is None or fit is None or not weights.has_had_owner:
             return
         is_known = self._last_fit is not None and self._last_fit() is fit

@@ -195,19 +195,36 @@ def global_generator_kept() -> Iterator[None]:
         global_state.set_global_attribute(name, before)
 
 
-def callbacks_of_fit() -> list[keras.callbacks.Callback]:
-    """All callbacks of the `fit` that called one of them; none outside.
+def callbacks_of_fit(
+    *, only_if_read: bool = False
+) -> keras.callbacks.CallbackList | None:
+    """The callbacks of the `fit` that this is called in; None outside.
 
-    Keras tells a callback nothing of the others, but the list that calls it is
-    on the stack.
+    Keras tells neither a callback nor a dataset of them, but their list is on
+    the stack.
+
+    Args:
+        only_if_read: Whether it must be `fit` itself that asks for the batches
+            of an epoch, and not `evaluate`, a callback or a loop within it.
     """
-    frame: types.FrameType | None = sys._getframe()
+    frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        caller = frame.f_locals.get("self")
-        if isinstance(caller, keras.callbacks.CallbackList):
-            return list(caller.callbacks)
+        if only_if_read and not _is_between_fit_and_data(frame):
+            return None
+        # Of a method of the list, and of `fit`; there it is a list of the
+        # user's before the first epoch, when Keras builds the model.
+        for name in ("self", "callbacks"):
+            found = frame.f_locals.get(name)
+            if isinstance(found, keras.callbacks.CallbackList):
+                return found
         frame = frame.f_back
-    return []
+    return None
+
+
+def _is_between_fit_and_data(frame: types.FrameType) -> bool:
+    module = frame.f_globals.get("__name__", "")
+    is_known = module.startswith(("keras.src.", "cbnn_keras.data."))
+    return is_known and frame.f_code.co_name not in ("evaluate", "predict")
 
 
 def compiled_metrics(model: keras.Model) -> list[Any]:
@@ -219,28 +236,6 @@ def compiled_metrics(model: keras.Model) -> list[Any]:
     found = [m for m in keras.tree.flatten(given) if m is not None]
     # One that is weighted too would be computed twice.
     return [m for i, m in enumerate(found) if m not in found[:i]]
-
-
-def callbacks_of_reading_fit() -> keras.callbacks.CallbackList | None:
-    """The callbacks of the `fit` that asks for the batches of an epoch.
-
-    Returns:
-        None if it is somebody else who asks: `evaluate`, a callback, a loop.
-    """
-    frame = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        name = frame.f_code.co_name
-        if module.startswith("keras.src.") and name == "fit":
-            # A list before the first epoch, when Keras builds the model.
-            found = frame.f_locals.get("callbacks")
-            is_ready = isinstance(found, keras.callbacks.CallbackList)
-            return found if is_ready else None
-        is_on_the_way = module.startswith(("keras.src.", "cbnn_keras.data."))
-        if not is_on_the_way or name in ("evaluate", "predict"):
-            return None
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
 
 
 def weighs_classes(function: Any) -> bool:

@@ -234,7 +234,8 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
                 "of its own."
             )
         reporter = Reporter(self.params.get("verbose", 0))
-        self._others = keras_internals.callbacks_of_fit()
+        found = keras_internals.callbacks_of_fit()
+        self._others = [] if found is None else list(found.callbacks)
         hide_empty_columns(self._others, f"{self.LOG_PREFIX}_")
         if not self.resume:
             self._check_directory()
