@@ -392,4 +392,5 @@ def _sample_seed(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
 
 def _num_bytes(tensor: tf.Tensor) -> int:
     # A text has no fixed size; most are not much longer than this.
-    return tf.size(tensor).numpy() * (tensor.dtype.size or 256)
+    # An int of Python: one of 32 bits would overflow.
+    return int(tf.size(tensor, tf.int64)) * (tensor.dtype.size or 256)

@@ -254,7 +254,8 @@ def test_runs_of_other_classes(blobs_run):
 def test_a_model_that_only_python_can_load(tmp_path):
     model = Undescribed([keras.layers.Dense(3, activation="softmax")])
     model.compile("adam", "sparse_categorical_crossentropy")
-    trained(tmp_path / "run", model=model, num_checkpoints=1)
+    with pytest.warns(UserWarning, match="cannot be built again from the run"):
+        trained(tmp_path / "run", model=model, num_checkpoints=1)
     message = (
         r"(?s)load\(directory, model=model\).*write_report\(\[ensemble\], "
     )

@@ -221,6 +221,7 @@ def test_runs_side_by_side(directory, tmp_path):
         assert "run" in found.text[section]
         assert "plain" in found.text[section]
         assert found.num[section, "h3"] == 2
+    assert "'no-cycle' has no restarts" in found.text["budget"]
     assert "'no-cycle' does not boost" in found.text["rounds"]
     assert found.num["diversity", "svg"] == 4
 

@@ -251,5 +251,7 @@ def test_a_class_without_a_description_is_named_before_training(tmp_path):
     cbnn = CBNNCallback(tmp_path / "run", num_checkpoints=2)
     with pytest.warns(UserWarning, match="Give Shy a `get_config` that ret"):
         cbnn.fit(model, *blobs(), epochs=3, verbose=0)
-    loaded = CheckpointEnsemble.load(tmp_path / "run", model=model)
+    loaded = CheckpointEnsemble.load(
+        tmp_path / "run", model=model, members="all"
+    )
     assert len(loaded) == 2

@@ -155,7 +155,7 @@ def test_curve_is_of_the_members_so_far_and_the_current_model():
     class Data:
         x_test, y_test = x, y
 
-    callback = CBNNCallback(num_checkpoints=2)
+    callback = CBNNCallback.paper(num_checkpoints=2)
     curve = reproduce.Curve(callback, Data)
     model = dense_model()
     train_data = callback.weighted(x, y, batch_size=20, seed=1)

@@ -111,7 +111,8 @@ def test_content_of_the_manifest(pristine):
     uniform = np.full(120, 1 / 120)
     labels = hashlib.sha256(Y.astype(np.int64).tobytes() + uniform.tobytes())
     assert manifest == {
-        "format_version": 3,
+        "format_version": 4,
+        "votes": None,
         "method": "cbnn",
         "package_version": __version__,
         "num_classes": 3,
@@ -431,10 +432,10 @@ def test_manifest_that_is_none(run, content, text):
 
 
 def test_manifest_of_a_later_version(run):
-    change_manifest(run, lambda m: m.update(format_version=4))
+    change_manifest(run, lambda m: m.update(format_version=5))
     with refused(
         run / "manifest.json",
-        r"has format version 4; this cbnn_keras reads up to 3. Upgrade: pip",
+        r"has format version 5; this cbnn_keras reads up to 4. Upgrade: pip",
     ):
         RunDirectory.open(run)
 

@@ -65,7 +65,7 @@ def test_a_manifest_that_says_an_older_format_has_a_key_too_many(
     text, tmp_path
 ):
     path = tmp_path / "manifest.json"
-    path.write_text(text.replace('"format_version": 3', '"format_version": 2'))
+    path.write_text(text.replace('"format_version": 4', '"format_version": 2'))
     with refused(path, "is not a valid manifest: it has 'sha256', which no ma"):
         RunDirectory.open(tmp_path)
 

@@ -217,8 +217,12 @@ def test_early_stopping_on_the_ensemble_ends_with_the_last_model(tmp_path):
     trained_before.fit(x, y, epochs=5, verbose=0)
     model = dense_model(optimizer=keras.optimizers.SGD(0.0))  # never improves
     model.set_weights(trained_before.get_weights())
-    cbnn = CBNNCallback.paper(
-        tmp_path / "run", num_checkpoints=2, validation_data=(x, y)
+    cbnn = CBNNCallback(
+        tmp_path / "run",
+        num_checkpoints=2,
+        average=False,
+        members="all",
+        validation_data=(x, y),
     )
     stop = keras.callbacks.EarlyStopping(
         "val_ensemble_accuracy", mode="max", patience=2

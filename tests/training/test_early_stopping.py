@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 from helpers import blobs, dense_model, same
 
-from cbnn_keras import CBNNCallback, CheckpointEnsemble, RunError
+from cbnn_keras import (
+    CBNNCallback,
+    CheckpointEnsemble,
+    RunError,
+    weighted,
+)
 from cbnn_keras.baselines import PlainCheckpoints
 
 # Members as they are, of whom all vote: it is about when they are taken.
@@ -264,7 +269,7 @@ def test_keras_callbacks_beside_it_do_what_they_do_alone(tmp_path):
     keras.utils.set_random_seed(0)
     plain = dense_model()
     x, y = blobs()
-    without = everyone().weighted(x, y, batch_size=60, seed=1)
+    without = weighted(x, y, batch_size=60, seed=1)
     expected = plain.fit(
         without,
         epochs=200,

@@ -14,7 +14,7 @@ def ensemble_of(call, *, metrics=None, **options):
     """What a way to train leaves, from the same seeds."""
     keras.utils.set_random_seed(0)
     model = dense_model(metrics=metrics)
-    cbnn = CBNNCallback(num_checkpoints=3, **options)
+    cbnn = CBNNCallback.paper(num_checkpoints=3, **options)
     history = call(cbnn, model)
     return cbnn, model, history.history
 

@@ -169,7 +169,7 @@ def as_dataset(x, y):
 
 def train(directory, model, data, loss, compile, **options):
     model.compile(keras.optimizers.Adam(0.05), loss, **compile)
-    cbnn = CBNNCallback(directory, num_checkpoints=3, **options)
+    cbnn = CBNNCallback(directory, num_checkpoints=3, members="all", **options)
     pipeline = cbnn.weighted(*data, batch_size=16, seed=2)
     model.fit(pipeline, epochs=5, callbacks=[cbnn], verbose=0)
     return cbnn
@@ -220,7 +220,7 @@ def test_a_dataset_gives_what_arrays_give(name):
         keras.utils.set_random_seed(0)
         model, x, y, loss, compile = case(name)
         model.compile(keras.optimizers.Adam(0.05), loss, **compile)
-        cbnn = CBNNCallback(num_checkpoints=3)
+        cbnn = CBNNCallback.paper(num_checkpoints=3)
         pipeline = cbnn.weighted(
             *convert(x, y), batch_size=16, shuffle=False, seed=2
         )

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from helpers import blobs, dense_model, same, trained
 
-from cbnn_keras import CBNNCallback
+from cbnn_keras import CBNNCallback, weighted
 from cbnn_keras.baselines import PlainCheckpoints
 from cbnn_keras.models.step_gradients import step_gradients
 from cbnn_keras.training import weight_check
@@ -308,8 +308,7 @@ def test_training_without_boosting_is_that_of_plain_keras(kind):
     train = cbnn.weighted(*blobs(), seed=1, batch_size=20)
     model.fit(train, epochs=2, callbacks=[cbnn], verbose=0)
     plain = made()
-    other = CBNNCallback(deviation_rate=0)
-    train = other.weighted(*blobs(), seed=1, batch_size=20)
+    train = weighted(*blobs(), seed=1, batch_size=20)
     plain.fit(train, epochs=2, verbose=0)
     assert same(model.get_weights(), plain.get_weights())
 

@@ -28,23 +28,22 @@ def rounds_section(found: Sequence[Findings]) -> Section:
 
 def budget_sections(found: Sequence[Findings]) -> list[Section]:
     """One section, or none if it has nothing to say of any run."""
-    parts = [
-        _budget_part(f, advice)
-        for f in found
-        if (advice := restart_advice(f.run)) is not None
-    ]
+    advice = [restart_advice(f.run) for f in found]
     section = Section(
         "budget",
         "Was the budget well spent?",
         "What is left of a run after the model has fit its training set is "
         "better spent on members that start anew (restarts=...): they differ "
         "more than the checkpoints of one trajectory do.",
-        parts,
+        [_budget_part(f, a) for f, a in zip(found, advice, strict=True)],
     )
-    return [section] if parts else []
+    return [section] if any(advice) else []
 
 
-def _budget_part(found: Findings, advice: str) -> Part:
+def _budget_part(found: Findings, advice: str | None) -> Part:
+    if advice is None:
+        method = found.run.header.method
+        return Part(found.name, [f"The method {method!r} has no restarts."])
     steps = [record.step for record in found.run.rounds]
     errors = found.run.training_errors(steps)
     drawing = page.plot(
