@@ -3,7 +3,7 @@
     python benchmarks/accuracy.py run --data-dir DATA [--tasks digits,satellite]
         [--variants clean] [--budgets short,long] [--methods plain,cosine]
         [--seeds 5] [--output benchmarks/results/accuracy.jsonl]
-    python benchmarks/accuracy.py tables [--output ...]
+    python benchmarks/accuracy.py tables [--output ...] [--picture ...]
 
 Six tasks (`accuracy_tasks.py`), each clean, with 20 % wrong labels and with a
 10:1 imbalance of half of the classes; budgets that are too short to fit the
@@ -43,6 +43,7 @@ from cbnn_keras import imbalance, metrics
 from cbnn_keras.analysis.calibration import fit_temperature, scale
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "accuracy.jsonl"
+PICTURE = RESULTS.parents[2] / "docs" / "images" / "accuracy.png"
 TUNING_SEED = 1000
 # What is also judged after division by the training priors.
 WITH_PRIORS = ("cosine", "CBNN, cosine", "restarts=3", "restarts=6")
@@ -207,8 +208,11 @@ def main() -> None:
     training.add_argument("--first-seed", type=int, default=0)
     tables = commands.add_parser("tables", help="what the lines say")
     tables.set_defaults(
-        function=lambda options: write_tables(options.output, versions())
+        function=lambda options: write_tables(
+            options.output, options.picture, versions()
+        )
     )
+    tables.add_argument("--picture", type=pathlib.Path, default=PICTURE)
     for command in (training, tables):
         command.add_argument("--output", type=pathlib.Path, default=RESULTS)
     options = parser.parse_args()
