@@ -14,7 +14,6 @@ from cbnn_keras import metrics
 from cbnn_keras.analysis import diversity, samples
 from cbnn_keras.analysis.class_weights import ClassWeights, weights_by_class
 from cbnn_keras.analysis.evaluation import Evaluation, Labelled
-from cbnn_keras.data.labelled import split_labels
 from cbnn_keras.ensemble import CheckpointEnsemble, ModelNeededError
 from cbnn_keras.runs.run import Run
 from cbnn_keras.support.files import MAX_BYTES
@@ -226,7 +225,7 @@ def _check_same_classes(
 
 def _labels(ensemble: CheckpointEnsemble, data: Labelled) -> np.ndarray:
     try:
-        labels = split_labels(ensemble.classifier, data.x, data.y)[1]
+        labels = ensemble.split_labels(data.x, data.y)[1]
     except ValueError as error:
         raise ValueError(f"{data.name}: {error}") from error
     if len(labels) < 2:

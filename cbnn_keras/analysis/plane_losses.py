@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from cbnn_keras.analysis import hashing
 from cbnn_keras.boosting import Floats
-from cbnn_keras.data.labelled import split_labels
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.metrics import SMALLEST_PROBABILITY
 from cbnn_keras.models.batch_norm import StatisticsRecomputer
@@ -79,7 +78,7 @@ def _checked_data(
             "tf.data.Dataset: each sample needs its omega. Give `x, y` in the "
             "order of training."
         )
-    x, labels = split_labels(ensemble.classifier, x, y)
+    x, labels = ensemble.split_labels(x, y)
     num_samples = ensemble.run.header.num_samples
     if len(labels) != num_samples:
         raise ValueError(

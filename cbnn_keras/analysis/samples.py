@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbnn_keras import metrics
-from cbnn_keras.data.labelled import split_labels
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
 from cbnn_keras.metrics import SMALLEST_PROBABILITY
 from cbnn_keras.runs.directory import RunDirectory
@@ -187,7 +186,7 @@ def suspects(
     """
     if not isinstance(ensemble, CheckpointEnsemble):
         ensemble = CheckpointEnsemble.load(ensemble)
-    inputs, labels = split_labels(ensemble.classifier, x, y)
+    inputs, labels = ensemble.split_labels(x, y)
     weights = weights_of(ensemble.run, labels)
     members = ensemble.member_probabilities(inputs, batch_size, verbose)
     return rank_suspects(members, ensemble.votes, labels, weights)

@@ -15,7 +15,6 @@ from cbnn_keras.commands.inputs import (
     load_labelled,
     read_lines,
 )
-from cbnn_keras.data.labelled import split_labels
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.outputs import check_output
@@ -96,4 +95,4 @@ def _name_faults(
         stack.enter_context(ensemble.faults_of_model())
         for file, one in data.items():
             with faults_of(file):
-                split_labels(ensemble.classifier, one.x, one.y)
+                ensemble.split_labels(one.x, one.y)

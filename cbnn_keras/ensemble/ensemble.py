@@ -14,7 +14,6 @@ from cbnn_keras.data.conversion import numbered_as
 from cbnn_keras.data.labelled import (
     as_pair,
     check_same_length,
-    split_labels,
 )
 from cbnn_keras.ensemble import merging, selection
 from cbnn_keras.ensemble.keras_metrics import labels_of, metric_values
@@ -232,10 +231,7 @@ class CheckpointEnsemble(Members):
             `{"accuracy": ..., "negative_log_likelihood": ...}` and the metrics
             by name.
         """
-        names = self.run.header.class_names
-        inputs, labels = split_labels(
-            self.classifier, x, y, "evaluate()", names
-        )
+        inputs, labels = self.split_labels(x, y, "evaluate()")
         found = self.predict(inputs, **options)
         check_same_length("evaluate()", len(labels), len(found))
         own = {
@@ -247,7 +243,7 @@ class CheckpointEnsemble(Members):
             self.model,
             metrics,
             self.classifier,
-            lambda: numbered_as(given(), names),
+            lambda: numbered_as(given(), self.run.header.class_names),
             found,
         )
         return own | {k: v for k, v in of_keras.items() if k not in own}
@@ -296,12 +292,7 @@ class CheckpointEnsemble(Members):
             positions = selection.equally_spaced(len(self), wanted)
             return self.take(self._steps[position] for position in positions)
         name = "select(validation_data=...)"
-        inputs, labels = split_labels(
-            self.classifier,
-            *as_pair(validation_data),
-            name,
-            self.run.header.class_names,
-        )
+        inputs, labels = self.split_labels(*as_pair(validation_data), name)
         candidates = self._candidates() if by == "likelihood" else self
         outputs = np.stack(
             list(candidates.member_probabilities(inputs, batch_size, verbose))

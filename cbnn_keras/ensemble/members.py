@@ -11,7 +11,11 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike
 
-from cbnn_keras.data.labelled import check_same_length, empty
+from cbnn_keras.data.labelled import (
+    check_same_length,
+    empty,
+    split_labels,
+)
 from cbnn_keras.models import copying
 from cbnn_keras.models.foreign import Foreign, faults_of_model
 from cbnn_keras.models.state import generators_kept
@@ -96,6 +100,16 @@ class Members:
         return self._member_probabilities(
             readable_inputs(x), batch_size, verbose
         )
+
+    def split_labels(
+        self, x: Any, y: Any = None, name: str = "The data"
+    ) -> tuple[Any, np.ndarray]:
+        """Inputs and class indices; names of classes as training knew them.
+
+        See `data.labelled.split_labels`.
+        """
+        names = self.run.header.class_names
+        return split_labels(self.classifier, x, y, name, names)
 
     def take(self, steps: Iterable[int]) -> Self:
         """The ensemble of just the members of these steps.

@@ -224,7 +224,10 @@ class Fit:
             None
             if validation_data is None
             else RunningAccuracy(
-                validation_data, task.classifier, task.batch_size
+                validation_data,
+                task.classifier,
+                task.batch_size,
+                task.weights.class_names,
             )
         )
         self._initial_epoch = keras_internals.initial_epoch(task.model)

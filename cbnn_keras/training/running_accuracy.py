@@ -21,13 +21,18 @@ class RunningAccuracy:
         data: `(x, y)` or a dataset of batches, in the order of every pass.
         classifier: How outputs and labels are read.
         batch_size: The size of a batch of arrays.
+        class_names: Those of training, where labels are names.
     """
 
     def __init__(
-        self, data: Any, classifier: Classifier, batch_size: int
+        self,
+        data: Any,
+        classifier: Classifier,
+        batch_size: int,
+        class_names: list[str] | None = None,
     ) -> None:
         self._inputs, self._labels = split_labels(
-            classifier, *as_pair(data), _NAME
+            classifier, *as_pair(data), _NAME, class_names
         )
         self._classifier = classifier
         self._batch_size = batch_size

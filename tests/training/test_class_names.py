@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from helpers import blobs, dense_model, trained
 
-from cbnn_keras import CheckpointEnsemble
+from cbnn_keras import CBNNCallback, CheckpointEnsemble
 from cbnn_keras.analysis import Labelled, write_report
 from cbnn_keras.export import export_saved_model
 
@@ -102,7 +102,17 @@ def test_reports_show_names(run, tmp_path):
     pytest.importorskip("jinja2")
     x, y = blobs()
     numbers = np.array([1, 0, 2])[y]  # as they are in the run
-    data = [Labelled("training", x, numbers)]
-    write_report(run, tmp_path / "a.html", data=data, verbose=0)
-    html = (tmp_path / "a.html").read_text()
-    assert "&lt;b&gt;ant" in html and "<b>ant" not in html
+    for labels in (numbers, np.array(NAMES)[y]):
+        data = [Labelled("training", x, labels)]
+        write_report(run, tmp_path / "a.html", data=data, verbose=0)
+        html = (tmp_path / "a.html").read_text()
+        assert "&lt;b&gt;ant" in html and "<b>ant" not in html
+
+
+def test_the_accuracy_along_the_way_takes_names():
+    x, y = blobs()
+    names = np.array(NAMES)[y]
+    cbnn = CBNNCallback(num_checkpoints=2, validation_data=(x, names))
+    log = cbnn.fit(dense_model(), x, names, epochs=3, verbose=0).history
+    found = cbnn.ensemble().evaluate(x, names, verbose=0)["accuracy"]
+    assert log["val_ensemble_accuracy"][-1] == pytest.approx(found)
