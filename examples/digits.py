@@ -7,7 +7,8 @@ Data:     scikit-learn's 1,797 digits of 8x8 pixels
 Model:    two dense layers, 64 units, Adam; no augmentation
 Cost:     about two minutes on two CPU cores
 Expected: test error, mean and standard deviation over five seeds:
-          @EXPECTED@
+          plain fit 2.22 ± 0.76, CBNN 1.89 ± 0.50, CBNN with restarts=3
+          3.39 ± 0.41 %: a third of this run is too short to start anew in.
 
 The runs are kept under `runs/`. The script can be killed at any moment and
 started again: it goes on where it was.
