@@ -404,6 +404,8 @@ def write_tables(
 
 
 def _interval(middle: float, half: float, digits: int = 2) -> str:
+    if np.isinf(half):
+        return f"{middle:+.{digits}f} (one seed)"
     return f"{middle:+.{digits}f} ± {half:.{digits}f}"
 
 
