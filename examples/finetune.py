@@ -152,8 +152,8 @@ def main() -> None:
     kept = (features[:num], y[:num])
     selected = ensemble.select(validation_data=kept, verbose=0)
     for choice, members in {
-        "final model": ensemble.select(num=1),
-        "CBNN, all members": ensemble,
+        "last member": ensemble.select(num=1),
+        "CBNN": ensemble,
         "CBNN, selected": selected,
     }.items():
         accuracy = members.evaluate(test, y_test, verbose=0)["accuracy"]
@@ -161,7 +161,8 @@ def main() -> None:
         print(f"{choice:20} {len(members)} member(s), {error:.2f} % test error")
     print(
         f"features once: {featured - start:.1f} s; {options.epochs} epochs of "
-        f"the head with {len(ensemble)} checkpoints: {boosted - featured:.1f} s"
+        f"the head with {len(cbnn.history)} checkpoints: "
+        f"{boosted - featured:.1f} s"
     )
     if epoch_seconds is not None:
         print(f"one epoch of the whole network: {epoch_seconds:.1f} s")

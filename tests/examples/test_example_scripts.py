@@ -192,7 +192,7 @@ def test_finetune(tmp_path):
         *("--data-dir", CIFAR, *sizes, "--backbone-epochs", 1),
     )
     text = "\n".join(lines)
-    for name in ("final model", "CBNN, all members", "CBNN, selected"):
+    for name in ("last member", "CBNN", "CBNN, selected"):
         assert re.search(rf"^{name} +\d member\(s\),{ERROR}$", text, re.M)
     assert re.search(r"features once: .* the head with \d checkpoints", text)
     assert "one epoch of the whole network" in text
