@@ -20,8 +20,8 @@ Cost:     the first command took 68 seconds of CPU time. By the clock, on a
           10.2 s, so that the ensemble costs less than four of those
 Expected: the first command printed 70.60 % test error for the final model,
           70.40 for all six members and 70.60 for the one that was selected
-          (one seed, 50 classes): no real difference, and no harm from early
-          members. The other commands were not run by us.
+          (one seed, 50 classes, `CBNNCallback.paper`): no real difference.
+          The other commands were not run by us.
 
 The run is kept under `runs/`, the backbone and one ONNX file of all beside it.
 Needs `pip install "cbnn-keras[onnx]"`.
