@@ -503,7 +503,10 @@ def test_weights_that_are_cached_under_a_strategy():
 def test_batches_are_whole_again_after_training():
     cbnn, _, x, y = run(2, num_samples=121)
     train = cbnn.weighted(x, y, batch_size=24)
-    with strategy().scope():
+    with (
+        strategy().scope(),
+        pytest.warns(UserWarning, match="lets go of the last one"),
+    ):
         network().fit(train, callbacks=[cbnn], verbose=0)
     assert [len(labels) for _, labels, _ in train] == [24] * 5 + [1]
 
@@ -544,7 +547,8 @@ def test_another_callback_may_read_the_pipeline_and_stop_training():
         model = network()
         cbnn = CBNNCallback.paper(interval=7)
         train = cbnn.weighted(x, y, batch_size=12)
-        model.fit(train, epochs=3, callbacks=[cbnn, Reader()], verbose=0)
+        with pytest.warns(UserWarning, match="Training ended after step 5"):
+            model.fit(train, epochs=3, callbacks=[cbnn, Reader()], verbose=0)
     assert num_read == [10] * 9
     assert [r["step"] for r in cbnn.history] == [5]
 

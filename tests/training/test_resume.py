@@ -37,7 +37,8 @@ def fit(directory, *others, seed=0, epochs=5, **options):
     keras.utils.set_random_seed(seed)
     x, y = images()
     model = noisy_cnn()
-    cbnn = CBNNCallback.paper(directory, interval=7, resume=True, **options)
+    make = CBNNCallback if "average" in options else CBNNCallback.paper
+    cbnn = make(directory, interval=7, resume=True, **options)
     train = cbnn.weighted(x, y, batch_size=16, seed=4)
     log = model.fit(train, epochs=epochs, callbacks=[cbnn, *others], verbose=0)
     return cbnn, model, log
