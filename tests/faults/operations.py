@@ -22,7 +22,7 @@ WRITING = ("resume", "overwrite")
 
 _INPUTS = np.linspace(-2, 2, 32, dtype="float32").reshape(8, 4)
 _MISMATCH = re.compile(
-    "does not match the Keras ensemble|it is not an export of this run|"
+    "does not match the Keras ensemble|is not an export of this run|"
     "The export's output"
 )
 _CONTROL = re.compile(
@@ -101,7 +101,8 @@ class Operations:
             return {"outcome": "error", "message": f"traceback: {said[-300:]}"}
         if "usage:" in said:
             return {"outcome": "refused", "message": said}
-        if code == 1 and _MISMATCH.search(said):  # what `verify` is for
+        # What `verify` is for: it names the artefact.
+        if code in (1, 2) and _MISMATCH.search(said):
             return {"outcome": "refused", "message": said}
         if code != 2:
             return {"outcome": "error", "message": f"exit code {code}: {said}"}
