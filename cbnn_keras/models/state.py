@@ -40,8 +40,10 @@ def restore_state(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
             others of them are trained.
     """
     arrays = dict(arrays)
-    trained = arrays.pop(_TRAINED, None)  # older versions do not say
-    if trained is not None and not np.array_equal(trained, _is_trained(model)):
+    now = _is_trained(model)
+    trained = arrays.pop(_TRAINED, now)  # older versions do not say
+    # Of another number of variables, the number is what is said below.
+    if trained.shape == now.shape and not np.array_equal(trained, now):
         raise ValueError(
             "resume=True: other layers were frozen when the run was left. "
             "Freeze and unfreeze as before, or start in a new directory."
