@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
 import keras
@@ -16,7 +16,7 @@ from cbnn_keras.data.labelled import (
     check_same_length,
 )
 from cbnn_keras.ensemble import merging, selection
-from cbnn_keras.ensemble.keras_metrics import labels_of, metric_values
+from cbnn_keras.ensemble.keras_metrics import KerasMetrics, labels_of
 from cbnn_keras.ensemble.loading import (
     ModelNeededError,  # noqa: F401  (to be had here too)
     checked_objects,
@@ -30,6 +30,7 @@ from cbnn_keras.ensemble.members import (
     check_has_members,
     readable_inputs,
 )
+from cbnn_keras.ensemble.quality import checked_quality
 from cbnn_keras.ensemble.voting import checked_priors
 from cbnn_keras.metrics import accuracy, negative_log_likelihood
 from cbnn_keras.models.foreign import Foreign
@@ -234,26 +235,38 @@ class CheckpointEnsemble(Members):
         inputs, labels = self.split_labels(x, y, "evaluate()")
         found = self.predict(inputs, **options)
         check_same_length("evaluate()", len(labels), len(found))
-        own = {
-            "accuracy": accuracy(found, labels),
-            "negative_log_likelihood": negative_log_likelihood(found, labels),
-        }
+        return self._judge(x, y, labels, metrics)(found)
+
+    def _judge(
+        self, x: Any, y: Any, labels: np.ndarray, metrics: Sequence[Any]
+    ) -> Callable[[np.ndarray], dict[str, float]]:
+        """All that `evaluate` says, of probabilities."""
         given = labels_of(x, y)
-        of_keras = metric_values(
+        of_keras = KerasMetrics(
             self.model,
             metrics,
             self.classifier,
             lambda: numbered_as(given(), self.run.header.class_names),
-            found,
         )
-        return own | {k: v for k, v in of_keras.items() if k not in own}
+
+        def judge(found: np.ndarray) -> dict[str, float]:
+            own = {
+                "accuracy": accuracy(found, labels),
+                "negative_log_likelihood": negative_log_likelihood(
+                    found, labels
+                ),
+            }
+            return own | of_keras.values(found) | own
+
+        return judge
 
     def select(
         self,
         num: int | None = None,
         *,
         validation_data: Any = None,
-        by: str = "likelihood",
+        by: Any = "likelihood",
+        mode: str = "max",
         batch_size: int | None = None,
         verbose: int = 1,
     ) -> "CheckpointEnsemble":
@@ -267,10 +280,13 @@ class CheckpointEnsemble(Members):
             by: `"likelihood"`, the default: members gain votes, from the
                 present ones on, as long as that makes the labels more likely by
                 more than a standard error; also members of the run that were
-                not trusted. See `selection.by_likelihood`. `"accuracy"`: from
-                the final model on, members join as long as that makes it more
-                accurate, with the votes that they have. A thousand samples are
-                too few for that.
+                not trusted. See `selection.by_likelihood`. `"accuracy"`,
+                another name of what `evaluate` gives, a metric of Keras, or a
+                function of labels (class indices) and probabilities: from the
+                final model on, members join as long as that makes it better,
+                with the votes that they have. A thousand samples are too few
+                to choose by accuracy.
+            mode: Of `by`: `"max"` for what is to be large, or `"min"`.
             batch_size: As in `predict`.
             verbose: 0 for no progress bar.
 
@@ -283,23 +299,28 @@ class CheckpointEnsemble(Members):
                 f"num={num} and validation_data="
                 f"{'None' if validation_data is None else '...'}."
             )
-        if by not in ("likelihood", "accuracy"):
+        if mode not in ("max", "min"):
             raise ValueError(
-                f"select(by={by!r}): by must be 'likelihood' or 'accuracy'."
+                f"select(mode={mode!r}): mode must be 'max' or 'min'."
             )
         if num is not None:
             wanted = min(arguments.integer("select", "num", num), len(self))
             positions = selection.equally_spaced(len(self), wanted)
             return self.take(self._steps[position] for position in positions)
         name = "select(validation_data=...)"
-        inputs, labels = self.split_labels(*as_pair(validation_data), name)
-        candidates = self._candidates() if by == "likelihood" else self
+        x, y = as_pair(validation_data)
+        inputs, labels = self.split_labels(x, y, name)
+        is_likelihood = isinstance(by, str) and by == "likelihood"
+        candidates = self._candidates() if is_likelihood else self
         outputs = np.stack(
             list(candidates.member_probabilities(inputs, batch_size, verbose))
         )
         check_same_length(name, len(labels), outputs.shape[1])
-        if by == "accuracy":
-            positions = selection.greedy(outputs, self.votes, labels)
+        if not is_likelihood:
+            extra = [by] if isinstance(by, keras.metrics.Metric) else []
+            judge = self._judge(x, y, labels, extra)
+            quality = checked_quality(by, mode, labels, judge)
+            positions = selection.greedy(outputs, self.votes, labels, quality)
             return self.take(self._steps[position] for position in positions)
         votes = selection.by_likelihood(outputs, candidates.votes, labels)
         chosen = np.flatnonzero(votes)

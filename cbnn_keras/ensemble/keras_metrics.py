@@ -1,6 +1,7 @@
 """Keras' metrics of probabilities that an ensemble has predicted."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,52 +14,69 @@ from cbnn_keras.models import keras_internals
 from cbnn_keras.models.classifier import Classifier
 
 
-def metric_values(
-    model: keras.Model,
-    extra: Sequence[Any],
-    classifier: Classifier,
-    labels: Callable[[], Any],
-    probabilities: np.ndarray,
-) -> dict[str, float]:
-    """Values of the metrics that a model was compiled with, and of others.
+class KerasMetrics:
+    """Metrics that a model was compiled with, and others, of probabilities.
 
     Args:
         model: The model; it need not be compiled.
         extra: Other metrics of Keras, by name, as objects or as functions.
         classifier: Whether metrics were made for logits.
         labels: Gives them as the model's `evaluate` is given them. It is only
-            called where there are metrics.
-        probabilities: What was predicted, one row a sample.
-
-    Raises:
-        ValueError: If Keras cannot compute one of them.
+            called where there are metrics, and once.
     """
-    wanted = [*keras_internals.compiled_metrics(model), *extra]
-    if not wanted:
-        return {}
-    given = np.asarray(labels())
-    outputs = probabilities
-    if classifier.from_logits:
-        outputs = _as_logits(probabilities, classifier)
-    # A model that passes on what it is given: Keras knows best what a metric's
-    # name means for labels of a kind.
-    # In full precision, whatever the policy of the process is.
-    inputs = keras.Input(outputs.shape[1:], dtype="float32")
-    same = keras.layers.Identity(dtype="float32")
-    passed_on = keras.Model(inputs, same(inputs))
-    with _states_kept(wanted):
-        passed_on.compile(loss=_no_loss, metrics=wanted)
-        try:
-            found = passed_on.evaluate(
-                outputs, given, verbose=0, return_dict=True
-            )
-        except Exception as error:  # of Keras, or of the user's metrics
-            raise ValueError(
-                "evaluate(): a metric cannot be computed from labels of shape "
-                f"{given.shape} and probabilities of shape "
-                f"{outputs.shape}: {error}"
-            ) from error
-    return {k: float(value) for k, value in found.items() if k != "loss"}
+
+    def __init__(
+        self,
+        model: keras.Model,
+        extra: Sequence[Any],
+        classifier: Classifier,
+        labels: Callable[[], Any],
+    ) -> None:
+        self._wanted = [*keras_internals.compiled_metrics(model), *extra]
+        self._classifier = classifier
+        self._labels = labels
+
+    def values(self, probabilities: np.ndarray) -> dict[str, float]:
+        """The metrics of what was predicted, one row a sample, by name.
+
+        Raises:
+            ValueError: If Keras cannot compute one of them.
+        """
+        if not self._wanted:
+            return {}
+        outputs = probabilities
+        if self._classifier.from_logits:
+            outputs = _as_logits(probabilities, self._classifier)
+        with _states_kept(self._wanted):
+            passed_on = self._passed_on(outputs.shape[1:])
+            try:
+                found = passed_on.evaluate(
+                    outputs, self._given, verbose=0, return_dict=True
+                )
+            except Exception as error:  # of Keras, or of the user's metrics
+                raise ValueError(
+                    "evaluate(): a metric cannot be computed from labels of "
+                    f"shape {self._given.shape} and probabilities of shape "
+                    f"{outputs.shape}: {error}"
+                ) from error
+        return {k: float(value) for k, value in found.items() if k != "loss"}
+
+    @functools.cached_property
+    def _given(self) -> np.ndarray:
+        return np.asarray(self._labels())
+
+    @functools.cache  # noqa: B019  (as short-lived as what it keeps)
+    def _passed_on(self, shape: tuple[int, ...]) -> keras.Model:
+        """A model that passes on what it is given.
+
+        Keras knows best what a metric's name means for labels of a kind.
+        """
+        # In full precision, whatever the policy of the process is.
+        inputs = keras.Input(shape, dtype="float32")
+        same = keras.layers.Identity(dtype="float32")
+        model = keras.Model(inputs, same(inputs))
+        model.compile(loss=_no_loss, metrics=self._wanted)
+        return model
 
 
 def labels_of(x: Any, y: Any) -> Callable[[], Any]:

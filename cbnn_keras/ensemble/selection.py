@@ -1,5 +1,7 @@
 """Which members of an ensemble to use, and with which votes. Arrays only."""
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -78,46 +80,42 @@ def _losses(of_label: np.ndarray) -> NDArray[np.float64]:
 
 
 def greedy(
-    probabilities: np.ndarray, votes: np.ndarray, labels: np.ndarray
+    probabilities: np.ndarray,
+    votes: np.ndarray,
+    labels: np.ndarray,
+    quality: Callable[[np.ndarray], float],
 ) -> list[int]:
     """Positions chosen by greedy forward selection from the last member on.
 
-    Adds, as long as that helps, the member with which the ensemble is most
-    accurate (of equals, the one with the higher likelihood). No member is taken
-    twice and votes stay what they are, so that the result is at least as
-    accurate on these data as the last member alone.
+    Adds, as long as that helps, the member with which the ensemble is best (of
+    equals, the one with the higher likelihood). No member is taken twice and
+    votes stay what they are, so that the result is at least as good on these
+    data as the last member alone.
 
     Args:
         probabilities: Shape `(num_members, num_samples, num_classes)`, or one
             column if binary.
         votes: Shape `(num_members,)`.
         labels: Class indices, shape `(num_samples,)`.
+        quality: What is to be large, from the probabilities of an ensemble.
 
     Returns:
         Positions in ascending order.
     """
-    chosen = [len(votes) - 1]
-    best = _quality(probabilities, votes, labels, chosen)
-    while rest := [i for i in range(len(votes)) if i not in chosen]:
-        quality, position = max(
-            (_quality(probabilities, votes, labels, [*chosen, i]), i)
-            for i in rest
+
+    def judged(positions: list[int]) -> tuple[float, float]:
+        found = metrics.weighted_mean(
+            probabilities[positions], votes[positions]
         )
-        if quality <= best:
+        likelihood = -metrics.negative_log_likelihood(found, labels)
+        return quality(found), likelihood
+
+    chosen = [len(votes) - 1]
+    best = judged(chosen)
+    while rest := [i for i in range(len(votes)) if i not in chosen]:
+        found, position = max((judged([*chosen, i]), i) for i in rest)
+        if found <= best:
             break
-        best = quality
+        best = found
         chosen.append(position)
     return sorted(chosen)
-
-
-def _quality(
-    probabilities: np.ndarray,
-    votes: np.ndarray,
-    labels: np.ndarray,
-    chosen: list[int],
-) -> tuple[float, float]:
-    combined = metrics.weighted_mean(probabilities[chosen], votes[chosen])
-    return (
-        metrics.accuracy(combined, labels),
-        -metrics.negative_log_likelihood(combined, labels),
-    )

@@ -559,6 +559,34 @@ def test_selection_leaves_out_what_does_harm():
     assert steps(found) == [12]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"by": "recall"},  # compiled, by its name
+        {"by": keras.metrics.Recall(name="mine")},
+        {"by": lambda y, p: p[y == 1].min()},
+        {"by": lambda y, p: -p[y == 1].min(), "mode": "min"},
+    ],
+    ids=["compiled", "metric", "function", "min"],
+)
+def test_selection_by_what_the_user_says(options):
+    """Of two members, only the first finds the class 1: it joins the last."""
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(1, "sigmoid")]
+    )
+    model.compile(loss="binary_crossentropy", metrics=[keras.metrics.Recall()])
+    changes = {"num_classes": 2, "is_binary": True}
+    ensemble = ensemble_of(model, [1.5, 1.0, 1.0], **changes)
+    run = ensemble.run
+    for step, bias in zip(run.members, (5, -5, -5), strict=True):
+        run._weights[step] = [np.array([[0.0]]), np.array([bias])]
+    # By accuracy the last one alone is best: most are of class 0.
+    x, y = np.zeros((5, 1)), np.array([0, 0, 0, 0, 1])
+    data = {"validation_data": (x, y), "verbose": 0}
+    assert steps(ensemble.select(by="accuracy", **data)) == [12]
+    assert steps(ensemble.select(**options, **data)) == [4, 12]
+
+
 def test_selection_by_likelihood_gives_votes_to_what_helps(tmp_path):
     """The last of three members says the label, the others nothing of use."""
     model = keras.Sequential(
@@ -624,7 +652,20 @@ def test_selection_by_likelihood_asks_members_that_were_not_trusted():
         ),
         (
             {"validation_data": (X, Y), "by": "luck"},
-            r"^select\(by='luck'\): by must be 'likelihood' or 'accuracy'",
+            r"^select\(by='luck'\): by must be 'likelihood' or one of "
+            "'accuracy', 'negative_log_likelihood'. Compile the model with",
+        ),
+        (
+            {"validation_data": (X, Y), "by": 3},
+            r"^select\(by=3\): by must be 'likelihood', a name that `evalu",
+        ),
+        (
+            {"validation_data": (X, Y), "by": lambda y, p: np.nan},
+            r"^select\(by=...\): it gave array\(nan\) for an ensemble, whi",
+        ),
+        (
+            {"validation_data": (X, Y), "mode": "up"},
+            r"^select\(mode='up'\): mode must be 'max' or 'min'",
         ),
         ({"num": 0}, r"^select\(num=0\): num must be an integer of at least 1"),
         ({"num": 2.5}, r"^select\(num=2\.5\): num must be an integer"),

@@ -7,7 +7,7 @@ import tensorflow as tf
 from helpers import blobs, dense_model, trained
 
 from cbnn_keras import CheckpointEnsemble
-from cbnn_keras.ensemble.keras_metrics import metric_values
+from cbnn_keras.ensemble.keras_metrics import KerasMetrics
 
 X, Y = blobs(60, seed=3)
 
@@ -53,9 +53,8 @@ def test_metrics_are_computed_in_full_precision():
     expected = -np.mean(np.log([1e-7, 3e-5]))
     for policy in ("float32", "mixed_float16"):
         keras.config.set_dtype_policy(policy)
-        found = metric_values(
-            model, [], classifier, lambda: labels, probabilities
-        )
+        judge = KerasMetrics(model, [], classifier, lambda: labels)
+        found = judge.values(probabilities)
         [value] = found.values()
         assert value == pytest.approx(expected, rel=1e-4), policy
 
