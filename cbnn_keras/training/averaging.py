@@ -7,7 +7,7 @@ Scoring, saving and votes speak of the weights that are in the model inside
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import keras
 import numpy as np
@@ -72,7 +72,7 @@ class AveragedWeights(MemberWeights):
         self._variables = list(task.model.trainable_variables)
         self._means = _copies_of(self._variables)
         self._recompute = StatisticsRecomputer(task.model)
-        self._blend = tf.function(_blend)
+        self._blend = _blend(self._means, self._variables)
 
     def after_step(self, step: int) -> None:
         if step // self._period == self._last_step // self._period:
@@ -83,8 +83,7 @@ class AveragedWeights(MemberWeights):
             1 - math.exp(-elapsed / self._horizon), 1 / self._num_updates
         )
         self._last_step = step
-        values = [variable.value for variable in self._variables]
-        self._blend(self._means, values, tf.constant(share))
+        self._blend(tf.constant(share))
 
     @contextlib.contextmanager
     def in_model(self) -> Iterator[None]:
@@ -142,8 +141,15 @@ def _copies_of(variables: list[keras.Variable]) -> list[tf.Variable]:
 
 
 def _blend(
-    means: list[tf.Variable], values: list[tf.Variable], share: tf.Tensor
-) -> None:
-    """means += share * (values - means)"""
-    for mean, value in zip(means, values, strict=True):
-        mean.assign_add(share * (tf.cast(value, tf.float32) - mean))
+    means: list[tf.Variable], variables: list[keras.Variable]
+) -> Callable[[tf.Tensor], None]:
+    """A function of a share: means += share * (variables - means)."""
+    values = [variable.value for variable in variables]
+
+    @tf.function
+    def blend(share: tf.Tensor) -> None:
+        for mean, value in zip(means, values, strict=True):
+            mean.assign_add(share * (tf.cast(value, tf.float32) - mean))
+
+    # Not looked up by its arguments each time, which takes longer than it does.
+    return blend.get_concrete_function(tf.TensorSpec([], tf.float32))
