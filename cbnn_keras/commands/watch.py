@@ -101,6 +101,7 @@ def _heading(directory: pathlib.Path, run: RunDirectory | None) -> str:
     num = len(run.members)
     members = f"{num} member{'' if num == 1 else 's'}"
     total = run.header.settings.total_steps
+    total = total and run.first_step + total
     if run.is_finished:
         return f"{directory}: complete, {members}"
     step = max(

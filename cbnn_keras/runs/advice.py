@@ -18,6 +18,8 @@ def restart_advice(run: Run) -> str | None:
     """
     if run.header.method != "cbnn" or not run.rounds:
         return None
+    if run.phases:  # which part of it would be repeated is up to people
+        return None
     steps = [record.step for record in run.rounds]
     errors = run.training_errors(steps)
     restarts = run.header.settings.own.get("restarts")

@@ -164,10 +164,25 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         yield f"trusted_margin is {policy.trusted_margin}"
     if not 1 <= (policy.trusted_ratio or 1) < math.inf:
         yield f"trusted_ratio is {policy.trusted_ratio}"
+    yield from _wrong_phases(manifest)
     state = manifest.state
     if state is not None:
         if min(state.step, state.epoch) < 0 or manifest.is_finished:
             yield "state of a finished run, or with a negative number"
+
+
+def _wrong_phases(manifest: Manifest) -> Iterator[str]:
+    phases, state = manifest.phases or [], manifest.state
+    if not _is_ascending([0, *(phase.step for phase in phases)]):
+        yield "steps of phases are not positive and ascending"
+    if not _is_ascending([0, *(phase.epoch for phase in phases)]):
+        yield "epochs of phases are not positive and ascending"
+    policy = manifest.header.settings.policy
+    if any(phase.settings.policy != policy for phase in phases):
+        yield "its phases do not vote and update alike"
+    if phases and not manifest.is_finished:
+        if state is None or state.step < phases[-1].step:
+            yield "its state is not that of its last phase"
 
 
 def _wrong_votes(manifest: Manifest) -> Iterator[str]:

@@ -31,6 +31,7 @@ from cbnn_keras.runs.manifest import (
     Header,
     Manifest,
     Round,
+    Settings,
     State,
     file_name,
 )
@@ -64,6 +65,7 @@ class RunDirectory(Run):
         self.members = list(manifest.members)
         self.state = manifest.state
         self.is_finished = manifest.is_finished
+        self.phases = list(manifest.phases or [])
         if manifest.votes is not None:
             votes = zip(manifest.members, manifest.votes, strict=True)
             self.chosen_votes = dict(votes)
@@ -127,18 +129,22 @@ class RunDirectory(Run):
 
     @classmethod
     def claim(
-        cls, path: pathlib.Path, header: Header | None = None
+        cls,
+        path: pathlib.Path,
+        header: Header | None = None,
+        phase: int = 0,
     ) -> "RunDirectory":
         """`open`, to write: refused while another process does.
 
         Args:
             path: The run directory.
             header: What the run must have been started with, if given.
+            phase: Of a run of several fits, the one that was, from 0.
         """
         with run_failures_explained(path), locks.kept_on_success(path):
             run = cls.open(path)
             if header is not None:
-                run.check_started_with(header)
+                run.check_started_with(header, phase)
             # Git and object stores, which a run may have come by, keep no empty
             # directories.
             run._files.make_directories()
@@ -192,8 +198,11 @@ class RunDirectory(Run):
         """The architecture, as a model with weights of its own."""
         return copying.load_architecture(self._files.path(MODEL), foreign)
 
-    def check_started_with(self, header: Header) -> None:
+    def check_started_with(self, header: Header, phase: int = 0) -> None:
         """Raises a `RunError` for a header that is not this run's."""
+        then = dataclasses.replace(
+            self.header, settings=self.settings_of(phase)
+        )
         if self.header.architecture != header.architecture:
             raise RunError(
                 f"resume=True: {self.path} was trained with "
@@ -203,7 +212,7 @@ class RunDirectory(Run):
             )
         # Of labels there is only a hash, which says nothing to anybody.
         now = dataclasses.replace(header, labels=self.header.labels)
-        different = self.header.differences(now)[:10]
+        different = then.differences(now)[:10]
         if header.labels != self.header.labels:
             different.append(
                 "the labels, or the sample weights to start from, are others "
@@ -301,16 +310,23 @@ class RunDirectory(Run):
         except ValueError as error:
             where = self.path / name
             raise RunError(f"{where}: {shortened(error)}") from error
-        for record in self.rounds:
-            if record.step > step:
-                self._files.listed.pop(file_name("rounds", record.step))
-                self._files.listed.pop(file_name("members", record.step), None)
-        self.rounds = [r for r in self.rounds if r.step <= step]
-        self.members = [s for s in self.members if s <= step]
+        self._forget_after(step)
         with run_failures_explained(self.path):
             self._write_manifest()
             self._files.sweep()
         return self.state, method_state
+
+    def _forget_after(self, step: int) -> None:
+        for record in self.rounds:
+            if record.step > step:
+                del self._files.listed[file_name("rounds", record.step)]
+        super()._forget_after(step)
+
+    def begin_phase(self, settings: Settings) -> None:
+        super().begin_phase(settings)
+        with run_failures_explained(self.path):
+            self._write_manifest()
+            self._files.sweep()
 
     def finish(self) -> None:
         if self.state:
@@ -333,6 +349,7 @@ class RunDirectory(Run):
             None
             if self.chosen_votes is None
             else [self.chosen_votes[step] for step in self.members],
+            self.phases,
         ).write(self.path)
 
     def _begin(

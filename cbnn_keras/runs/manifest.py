@@ -5,6 +5,8 @@ The dataclasses are the schema, and the only one: they are written to
 types of their fields. Their text is that of `manifest_json`, and whether they
 can be true is asked in `claims`.
 
+Format 5 differs from format 4 in the phases of a run of several fits; a run of
+one is still written in format 4.
 Format 4 differs from format 3 in the votes that an ensemble was saved with.
 Format 3 differs from format 2 in the checksum that the manifest has of itself.
 Format 2 differs from format 1 in the settings of methods that do not boost as
@@ -211,6 +213,21 @@ class State:
 
 
 @dataclasses.dataclass(frozen=True)
+class EndedPhase:
+    """A `fit` that is over, in a run that goes on with another.
+
+    Attributes:
+        step: The number of steps of the run when it ended.
+        epoch: The epoch of the run that comes next, from 0.
+        settings: What decided on it.
+    """
+
+    step: int
+    epoch: int
+    settings: Settings
+
+
+@dataclasses.dataclass(frozen=True)
 class Manifest:
     """All of a run but the contents of its files.
 
@@ -222,6 +239,9 @@ class Manifest:
         is_finished: Whether training is over.
         votes: Those that the ensemble was saved with, one for each member, or
             None for those of the rounds.
+        phases: The fits that are over, of a run of several, but for the last;
+            the settings of the header are those of the latest. None for a run
+            of one.
         files: Size and hash of every file, by its name in the directory.
     """
 
@@ -232,6 +252,7 @@ class Manifest:
     is_finished: bool
     files: dict[str, Fingerprint]
     votes: list[float] | None = None
+    phases: list[EndedPhase] | None = None
 
     def write(self, directory: pathlib.Path) -> None:
         """Replaces the manifest of a directory, atomically."""
@@ -243,6 +264,8 @@ class Manifest:
         }
         if self.header.class_names is None:  # as before there were any
             del content["class_names"]
+        if not self.phases:
+            del content["phases"]
         manifest_json.write(directory, content)
 
     @classmethod

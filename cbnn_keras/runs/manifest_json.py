@@ -16,7 +16,8 @@ from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.faults import RunError, shortened
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
+_WITHOUT_PHASES = 4  # which earlier versions of the package read too
 _FIRST_WITH_CHECKSUM = 3
 _CHECKSUM = "sha256"
 _LARGEST = 2**24  # bytes: some ten thousand rounds
@@ -31,7 +32,8 @@ def write(directory: pathlib.Path, content: Json) -> None:
         content: What to write; parts of it may be objects with a `to_json`, or
             with the attributes to write.
     """
-    parts = {"format_version": FORMAT_VERSION, **content}
+    version = FORMAT_VERSION if "phases" in content else _WITHOUT_PHASES
+    parts = {"format_version": version, **content}
     parts = json.loads(json.dumps(parts, allow_nan=False, default=_as_json))
     parts[_CHECKSUM] = checksum(parts)
     text = json.dumps(parts, indent=1, allow_nan=False)

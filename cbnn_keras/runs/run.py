@@ -13,7 +13,13 @@ import keras
 import numpy as np
 
 from cbnn_keras import boosting
-from cbnn_keras.runs.manifest import Header, Round
+from cbnn_keras.runs.manifest import (
+    EndedPhase,
+    Header,
+    Round,
+    Settings,
+    State,
+)
 from cbnn_keras.support.aliases import Json
 
 # What a method saves to be resumed, by names of its own.
@@ -30,6 +36,8 @@ class Run(abc.ABC):
         own_distribution: The first round's omega where it is the user's and
             not uniform, or None.
         is_finished: Whether training is over.
+        phases: The fits that are over, of a run of several.
+        state: Where training would be resumed, or None.
         chosen_votes: The votes that an ensemble was saved with, by the step of
             the member, or None for those of the rounds.
         is_on_disk: Whether members are read from files.
@@ -39,6 +47,8 @@ class Run(abc.ABC):
     rounds: list[Round]
     members: list[int]
     is_finished: bool
+    phases: list[EndedPhase]
+    state: State | None = None
     chosen_votes: dict[int, float] | None = None
     is_on_disk: ClassVar[bool]
 
@@ -164,6 +174,41 @@ class Run(abc.ABC):
             method_state: What the method itself has to remember.
         """
 
+    @property
+    def first_step(self) -> int:
+        """The steps of the phases that are over."""
+        return self.phases[-1].step if self.phases else 0
+
+    def settings_of(self, phase: int) -> Settings:
+        """What decided on a phase, from 0, that is over or the latest."""
+        if phase < len(self.phases):
+            return self.phases[phase].settings
+        return self.header.settings
+
+    def has_begun(self, phase: int) -> bool:
+        """Whether something is known of a phase, from 0."""
+        if phase != len(self.phases) or not phase or self.is_finished:
+            return phase <= len(self.phases)
+        is_kept = self.state is not None and self.state.step > self.first_step
+        return is_kept or self.header.settings != self.phases[-1].settings
+
+    def begin_phase(self, settings: Settings) -> None:
+        """Goes on with another `fit`; forgets what a first try of it left."""
+        self._forget_after(self.first_step)
+        self.header = dataclasses.replace(self.header, settings=settings)
+
+    def end_phase(self, step: int, epoch: int) -> None:
+        """Notes that a `fit` is over, to be kept with the state of its end."""
+        self.phases.append(EndedPhase(step, epoch, self.header.settings))
+
+    def _forget_after(self, step: int) -> None:
+        """Gives up later rounds: training will come to them again."""
+        for member in self.members:
+            if member > step:
+                self._forget_member(member)
+        self.members = [s for s in self.members if s <= step]
+        self.rounds = [r for r in self.rounds if r.step <= step]
+
     @abc.abstractmethod
     def finish(self) -> None:
         """Marks the run as complete."""
@@ -191,6 +236,7 @@ class MemoryRun(Run):
         self.rounds = []
         self.members = []
         self.is_finished = False
+        self.phases = []
         self._own_distribution = own_distribution
         self._correct: dict[int, np.ndarray] = {}
         self._weights: dict[int, list[np.ndarray]] = {}

@@ -58,6 +58,10 @@ class CBNNCallback(CheckpointCallback):
             often, and the latest M are kept: wherever training stops there are
             several. Defaults to None: if `EarlyStopping` is among the callbacks
             and neither `interval` nor `restarts` is given.
+        phases: How many fits the run has: 2 where a new head is trained and
+            then, with layers unfrozen and the model compiled anew, all of it.
+            Sample weights and members go on from one to the next, each with
+            its own M checkpoints, and the last ends the run. Defaults to 1.
         total_steps: T, needed only where `fit` cannot know its steps.
         deviation_rate: eta, how fast weights change; 0 leaves training as it
             would be without, and the paper's choice is 0.01. Defaults to None:
@@ -133,6 +137,7 @@ class CBNNCallback(CheckpointCallback):
         num_checkpoints: int | None = None,
         interval: int | str | None = None,
         stops_early: bool | None = None,
+        phases: int = 1,
         total_steps: int | None = None,
         deviation_rate: float | None = None,
         largest_ratio: float | None = None,
@@ -158,6 +163,9 @@ class CBNNCallback(CheckpointCallback):
         if stops_early:
             _check_alone(stops_early=True, interval=interval)
             _check_alone(stops_early=True, restarts=restarts)
+        num_phases = arguments.integer("CBNNCallback", "phases", phases)
+        if num_phases > 1:
+            _check_alone(phases=phases, restarts=restarts)
         _check_alone(deviation_rate=deviation_rate, largest_ratio=largest_ratio)
         super().__init__(
             directory,
@@ -169,6 +177,7 @@ class CBNNCallback(CheckpointCallback):
             resume=resume,
             overwrite=overwrite,
         )
+        self._num_phases = num_phases
         self.interval = intervals.checked_interval("CBNNCallback", interval)
         self.stops_early = checked_flag(
             "CBNNCallback", "stops_early", stops_early
@@ -248,6 +257,8 @@ class CBNNCallback(CheckpointCallback):
             steps = cycles = schedules.restart_steps(total_steps, self.restarts)
             settings = {"restarts": self.restarts, **vars(self.new_starts)}
             length = cycles[0]
+        if self._num_phases > 1:
+            settings["phases"] = self._num_phases
         horizon = None
         if self.boosting.horizon is not None:
             settings["average"] = self.boosting.horizon
@@ -263,7 +274,9 @@ class CBNNCallback(CheckpointCallback):
             )
         return Plan(
             steps,
-            self.boosting.policy(len(steps), self._num_classes),
+            self.boosting.policy(
+                self._num_phases * len(steps), self._num_classes
+            ),
             settings,
             rate,
             None if self.restarts is None else Restarting(self.new_starts),

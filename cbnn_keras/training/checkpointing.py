@@ -15,16 +15,9 @@ from typing import Any, ClassVar, TypedDict
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from cbnn_keras.data.labelled import as_pair
-from cbnn_keras.data.pipelines import (
-    EXPLICIT_FORM,
-    claim_sample_weights,
-    indexed_pipeline,
-    weighted_pipeline,
-)
-from cbnn_keras.data.sample_weights import SampleWeights
+from cbnn_keras.data.pipelines import claim_sample_weights
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble, voting_members
 from cbnn_keras.models import copying, keras_internals
 from cbnn_keras.runs.directory import (
@@ -43,6 +36,7 @@ from cbnn_keras.training.progress_bar import hide_empty_columns
 from cbnn_keras.training.start_or_resume import Beginning
 from cbnn_keras.training.task import Task, describe_task
 from cbnn_keras.training.weight_check import check_weights_are_used
+from cbnn_keras.training.weight_holder import WeightHolder
 
 
 class RunOptions(TypedDict, total=False):
@@ -56,7 +50,7 @@ class RunOptions(TypedDict, total=False):
     overwrite: bool
 
 
-class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
+class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
     """What all methods have in common; a method gives its plan."""
 
     METHOD: ClassVar[str]  # in the manifest, and in front of what is printed
@@ -85,7 +79,9 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         self.score_data = score_data
         self.resume = resume
         self.overwrite = overwrite
-        self._weights: SampleWeights | None = None
+        self._num_phases = 1  # how many fits make a run
+        self._phase = 0  # which of them is the next or the present one
+        self._earlier: Run | None = None  # of the phases before
         self._fit: Fit | None = None
         self._course: Course | None = None
         self._others: list[keras.callbacks.Callback] = []
@@ -114,12 +110,6 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
 
     # What a user calls.
 
-    def weighted(self, x: Any, y: Any = None, **options: Any) -> Any:
-        """`cbnn_keras.weighted` for this callback; takes its arguments."""
-        dataset, weights = weighted_pipeline(x, y, **options)
-        self._hold(weights)
-        return dataset
-
     def fit(
         self, model: keras.Model, x: Any, y: Any = None, **options: Any
     ) -> keras.callbacks.History:
@@ -139,57 +129,6 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         train = self.weighted(x, y, **pipeline)
         return model.fit(train, **fit_call.validated(left, train))
 
-    def attach_index(
-        self,
-        dataset: tf.data.Dataset,
-        *,
-        num_samples: int | None = None,
-        sample_weight: Any = None,
-    ) -> tf.data.Dataset:
-        """For a pipeline of your own: `(x, y)` samples -> `(index, x, y)`.
-
-        Attach the index before shuffling and look the weights up per batch,
-        after the last `prefetch`. Samples that are blended (MixUp, CutMix) are
-        to have their labels and weights blended alike:
-
-            cbnn = CBNNCallback("runs/a", score_data=(x, y))
-
-            def mix(index, x, y):
-                share = tf.random.uniform([])
-                other = tf.reverse(index, [0])
-                x = share * x + (1 - share) * tf.reverse(x, [0])
-                y = share * y + (1 - share) * tf.reverse(y, [0])
-                return x, y, share, index, other
-
-            def weigh(x, y, share, index, other):
-                weight = share * cbnn.look_up(index)
-                return x, y, weight + (1 - share) * cbnn.look_up(other)
-
-            train = cbnn.attach_index(dataset).shuffle(10_000).batch(128)
-            train = train.map(mix).prefetch(tf.data.AUTOTUNE).map(weigh)
-
-        Resuming replays an epoch bit for bit only if the pipeline does so.
-
-        Args:
-            dataset: Single samples `(x, y)`, in the order of `score_data`.
-            num_samples: Their number, where the dataset does not know it.
-            sample_weight: Weights to start from, shape `(num_samples,)`.
-        """
-        indexed, weights = indexed_pipeline(
-            dataset, num_samples=num_samples, sample_weight=sample_weight
-        )
-        self._hold(weights)
-        return indexed
-
-    def look_up(self, index: tf.Tensor) -> tf.Tensor:
-        """The weights of samples by index, mean 1, float32."""
-        return self._held_weights().look_up(index)
-
-    @property
-    def sample_weights(self) -> tf.Variable:
-        """n * omega of the pipeline in use, mean 1, shape `(num_samples,)`."""
-        return self._held_weights().variable
-
     @property
     def history(self) -> list[Json]:
         """One record per round; `epoch` counts from 0, as in Keras.
@@ -198,12 +137,15 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         `exponential_loss`, `is_member`, `within_budget`, `is_final`; see
         `boosting.Stage`. They are copies: a run does not change with them.
         """
-        return [] if self._course is None else self.run.records()
+        is_none = self._course is None and self._earlier is None
+        return [] if is_none else self.run.records()
 
     @property
     def run(self) -> Run:
         """Rounds and members so far, wherever they are kept."""
         if self._course is None:
+            if self._earlier is not None:
+                return self._earlier
             raise ValueError(
                 f"{self._name}: nothing was trained yet. Pass the callback to "
                 "`model.fit(..., callbacks=[...])` first."
@@ -229,15 +171,16 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         if self.resume and self._course and self._course.is_finished:
             raise ValueError(
                 f"{self._name}: this callback has finished the run in "
-                f"{self.directory}. Another `fit`, as after layers were "
-                "unfrozen, is another run: give it a callback and a directory "
-                "of its own."
+                f"{self.directory}. For one run of several fits, as after "
+                "layers were unfrozen, say how many there are when it begins "
+                "(`CBNNCallback(..., phases=2)`); another run needs a callback "
+                "and a directory of its own."
             )
         reporter = Reporter(self.params.get("verbose", 0))
         found = keras_internals.callbacks_of_fit()
         self._others = [] if found is None else list(found.callbacks)
         hide_empty_columns(self._others, f"{self.LOG_PREFIX}_")
-        if not self.resume:
+        if not self.resume and not self._phase:
             self._check_directory()
         self._weights = claim_sample_weights(self)
         task = describe_task(
@@ -251,12 +194,15 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
         check_weights_are_used(self._name, task, is_boosted=self._is_boosted)
         self._warn_of_rebuilding()
         fit = Fit(self._name, task, self.params, reporter, self.validation_data)
-        self._warn_of_dropped()
+        if not self._phase:
+            self._warn_of_dropped()
         # Not before here: a `fit` that is refused leaves the last one's result.
+        self._begin = self._beginning()
         self._fit, self._course = fit, None
         self._adopt(None)
-        if self.resume and self.directory and holds_run(self.directory):
-            self._course = self._beginning().resume(fit, self.directory)
+        is_resumed = self.resume or self._phase
+        if is_resumed and self.directory and holds_run(self.directory):
+            self._course = self._begin.resume(fit, self.directory)
             if self._course is None:  # it begins anew
                 self._adopt(None)
         if self.directory:
@@ -267,11 +213,11 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
             return
         self._fit.restore_initial_epoch()
         if self._course is None:
-            self._course = self._beginning().start(self._fit, epoch)
+            self._course = self._begin.start(self._fit, epoch)
         elif self._fit.is_in_epoch:
             # State of the epoch before, and not at its end: callbacks after
             # this one still change things there, such as the learning rate.
-            self._course.save_state(epoch - 1)
+            self._course.save_state()
             self._fit.end_if_preempted(self._course)
         self._fit.begin_epoch(self._course, epoch)
 
@@ -294,6 +240,9 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
             self._fit.end()
         if self._fit and self._course:  # or there was no epoch to train
             self._course.finish()
+            is_last = self._course.phase.is_last
+            self._phase = 0 if is_last else self._phase + 1
+            self._earlier = None if is_last else self.run
             self._fit.end_if_preempted(self._course)
 
     # What the constructor checks, and what the hooks need.
@@ -340,8 +289,10 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
             warnings.warn(
                 f"{self._name}: this `fit` starts a new run in memory, and "
                 f"the callback lets go of the last one with its {num} members. "
-                "To keep them, save them before (`ensemble().save(directory)`) "
-                "or use one callback for each `fit`.",
+                "To go on with it, say how many fits it has "
+                "(`CBNNCallback(phases=2)`); to keep it, save it before "
+                "(`ensemble().save(directory)`) or use one callback for each "
+                "`fit`.",
                 stacklevel=2,
             )
 
@@ -363,24 +314,15 @@ class CheckpointCallback(keras.callbacks.Callback, abc.ABC):
             log_prefix=self.LOG_PREFIX,
             directory=self.directory,
             total_steps=self.total_steps,
+            phase=self._phase,
+            num_phases=self._num_phases,
+            run=self._earlier,
             replaces=self.overwrite,
             # With `resume`, it is this very run.
             replaces_begun=self.resume,
             make_plan=self._make_plan,
             adopt=self._adopt,
         )
-
-    def _hold(self, weights: SampleWeights) -> None:
-        weights.owner = self
-        self._weights = weights
-
-    def _held_weights(self) -> SampleWeights:
-        if self._weights is None:
-            raise ValueError(
-                f"{self._name}: there are no sample weights yet. "
-                + EXPLICIT_FORM
-            )
-        return self._weights
 
 
 def _check_backend(owner: str) -> None:

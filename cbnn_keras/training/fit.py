@@ -13,7 +13,7 @@ from cbnn_keras.runs.run import MethodState
 from cbnn_keras.support.aliases import Logs
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.training.guards import GateKeeper, LookupGuard
-from cbnn_keras.training.plan import Plan
+from cbnn_keras.training.plan import Phase, Plan
 from cbnn_keras.training.preemption import Preemption
 from cbnn_keras.training.rounds import Rounds
 from cbnn_keras.training.running_accuracy import RunningAccuracy
@@ -30,7 +30,9 @@ class Course:
         task: What is trained on what.
         rounds: The rounds of the run, from where it is.
         reporter: What people are told by.
-        step: How many steps were made.
+        phase: Which `fit` of its run this is.
+        step: How many steps of the run were made; those before the phase if
+            None.
         num_kept: After how many epochs the state was saved that they led to.
         is_done: Whether the final model is there already.
 
@@ -49,7 +51,8 @@ class Course:
         rounds: Rounds,
         reporter: Reporter,
         *,
-        step: int = 0,
+        phase: Phase,
+        step: int | None = None,
         num_kept: int = 0,
         is_done: bool = False,
     ) -> None:
@@ -57,12 +60,14 @@ class Course:
         self.task = task
         self.rounds = rounds
         self.reporter = reporter
-        self.step = step
+        self.phase = phase
+        self.step = phase.first_step if step is None else step
         self.epoch = 0
         self.is_done = is_done
         self._num_kept = num_kept
         self.is_finished = False
-        self.pending = [s for s in plan.steps if s > step]
+        self._steps = [phase.first_step + s for s in plan.steps]
+        self.pending = [s for s in self._steps if s > self.step]
         self.next_update = self.pending[0] if self.pending else sys.maxsize
 
     @property
@@ -83,7 +88,7 @@ class Course:
         """Sets the rate of the step to come, if the method has one for it."""
         if self.plan.learning_rate is None:
             return
-        rate = self.plan.learning_rate(self.step + 1)
+        rate = self.plan.learning_rate(self.step + 1 - self.phase.first_step)
         if rate is not None:
             bare_optimizer(self.task.model).learning_rate = rate
 
@@ -122,13 +127,13 @@ class Course:
         if self.plan.actions is not None and not self.is_done:
             self.plan.actions.after_epoch(self, logs)
 
-    def save_state(self, epoch: int) -> None:
-        """Keeps what training would be resumed from after that epoch."""
+    def save_state(self) -> None:
+        """Keeps what training would be resumed from after this epoch."""
         actions, average = self.plan.actions, self.rounds.member_weights.state()
         state = {} if actions is None else actions.state()
         state |= {_AVERAGE + name: array for name, array in average.items()}
-        self.rounds.save_state(self.step, epoch, state)
-        self._num_kept = epoch + 1
+        self.rounds.save_state(self.step, self.epoch, state)
+        self._num_kept = self.epoch + 1
 
     def restore(self, state: MethodState) -> None:
         """Gives the method and the members' weights back what they kept."""
@@ -144,26 +149,33 @@ class Course:
             self.plan.actions.restore(own)
 
     def end(self) -> None:
-        """Takes the model as it is now for the final one."""
+        """Takes the model as it is now for the final one of this `fit`."""
         if self.is_done:
             return
         self.is_done = True
         self.pending, self.next_update = [], sys.maxsize
         if self.plan.actions is not None:
             self.plan.actions.before_final(self)
-        if self.rounds.last_step == self.step and self.rounds.run.members:
+        is_final = self.phase.is_last
+        if self.rounds.last_step != self.step or not self.rounds.run.members:
+            self.rounds.add(self.step, self.epoch, is_final=is_final)
+        elif is_final:
             self.rounds.make_last_final()  # taken at this very step
-        else:
-            self.rounds.add(self.step, self.epoch, is_final=True)
 
     def finish(self) -> None:
-        """Ends the run, complete."""
+        """Ends this `fit`, and the run with the last one."""
+        if self.phase.is_over:
+            return
         self.end()
         if self.plan.compiled_rate is not None:
             # As the user compiled it, for another `fit`.
             bare_optimizer(
                 self.task.model
             ).learning_rate = self.plan.compiled_rate
+        if not self.phase.is_last:
+            self.rounds.end_phase(self.step, self.epoch)
+            self._num_kept = self.epoch + 1
+            return
         self.rounds.finish()
         self.is_finished = True
         advice = restart_advice(self.rounds.run)
@@ -173,10 +185,10 @@ class Course:
 
     def _warn_of_one(self) -> None:
         """Says that there is no ensemble because training ended early."""
-        run, plan = self.rounds.run, self.plan
-        is_growing = plan.num_kept is not None
-        last = plan.steps[0] if is_growing else plan.steps[0] - 1
-        if len(plan.steps) == 1 or len(run.rounds) > 1 or self.step > last:
+        run, steps = self.rounds.run, self._steps
+        is_growing = self.plan.num_kept is not None
+        last = steps[0] if is_growing else steps[0] - 1
+        if len(steps) == 1 or len(run.rounds) > 1 or self.step > last:
             return
         advice = "Tell `fit` fewer epochs, or take more checkpoints."
         if is_growing:
@@ -187,8 +199,8 @@ class Course:
                 'True)`, or `interval="1ep"` for one every epoch.'
             )
         warnings.warn(
-            f"Training ended after step {self.step} of {plan.steps[-1]}, and "
-            f"the first checkpoint was to be at step {plan.steps[0]}: the "
+            f"Training ended after step {self.step} of {steps[-1]}, and "
+            f"the first checkpoint was to be at step {steps[0]}: the "
             f"ensemble is the final model alone. {advice}",
             stacklevel=2,
         )
@@ -266,12 +278,12 @@ class Fit:
             self._preemption.check(course.kept)
 
     def begin_epoch(self, course: Course, epoch: int) -> None:
-        course.epoch = epoch
+        course.epoch = epoch + course.phase.epoch_shift
         self._step_before_epoch = course.step
         self._num_steps_before_epoch = self._num_steps
         self._num_executions = 0
         self._lookups.epoch_begins()
-        self.task.weights.set_epoch(epoch)
+        self.task.weights.set_epoch(course.epoch)
 
     def begin_step(self, course: Course) -> None:
         if self._gate is not None:

@@ -74,7 +74,8 @@ class Plan:
     """What a method is going to do in a run of known length.
 
     Attributes:
-        steps: The steps with a checkpoint, in order; the last is the end.
+        steps: The steps of a `fit` with a checkpoint, in order; the last is
+            the end.
         policy: How checkpoints vote and sample weights change.
         settings: What else decides on the run, for the manifest.
         learning_rate: The rate of a step, from 1, or None where the method
@@ -96,6 +97,23 @@ class Plan:
     horizon: int | None = None
     compiled_rate: float | None = None
     num_kept: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Phase:
+    """Which `fit` of its run a `fit` is.
+
+    Attributes:
+        first_step: How many steps of the run there were before.
+        epoch_shift: Added to an epoch of `fit`, it is that of the run.
+        is_last: Whether the run is complete when it ends.
+        is_over: Whether it has ended before, and is passed over now.
+    """
+
+    first_step: int = 0
+    epoch_shift: int = 0
+    is_last: bool = True
+    is_over: bool = False
 
 
 def by_step(owner: str, schedule: Any) -> Schedule | None:

@@ -142,6 +142,16 @@ class Rounds:
         self._drop_members()
         self.run.finish()
 
+    def end_phase(self, step: int, epoch: int) -> None:
+        """Keeps what the next `fit` of the run goes on from."""
+        self.run.end_phase(step, epoch + 1)
+        self.save_state(step, epoch, {})
+        num = len(self.run.phases)
+        self._reporter.line(
+            f"{self.title}: phase {num} is over, and the next `fit` with this "
+            "callback goes on with the run"
+        )
+
     def _drop_members(self) -> None:
         if self._num_kept is not None:
             self.run.keep_latest(self._num_kept)

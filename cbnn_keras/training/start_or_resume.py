@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cbnn_keras.boosting import Policy
 from cbnn_keras.models import copying, keras_internals
 from cbnn_keras.runs.claims import are_class_names
 from cbnn_keras.runs.directory import RunDirectory
@@ -15,10 +16,19 @@ from cbnn_keras.runs.run import MemoryRun, Run, labels_id
 from cbnn_keras.support.faults import faults_named
 from cbnn_keras.training.averaging import AveragedWeights, MemberWeights
 from cbnn_keras.training.fit import Course, Fit
-from cbnn_keras.training.plan import Plan, check_learning_rate
+from cbnn_keras.training.plan import Phase, Plan, check_learning_rate
 from cbnn_keras.training.rounds import Rounds
 from cbnn_keras.training.task import bare_optimizer
 from cbnn_keras.version import __version__
+
+# What all fits of a run have in common, and what is said if they have not.
+_OF_ALL_PHASES = {
+    "architecture": "the model has another architecture",
+    "labels": "the labels, their order or the sample weights to start from are "
+    "others",
+    "from_logits": "the loss reads the outputs of the model otherwise "
+    "(from_logits)",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +41,9 @@ class Beginning:
         log_prefix: What its names in `fit`'s logs begin with.
         directory: Where the run is kept, or None for in memory.
         total_steps: T, where `fit` cannot know its steps.
+        phase: Which `fit` of the run it is, from 0.
+        num_phases: How many there are going to be.
+        run: That of the phases before, if there were.
         replaces: Whether a run that is in the directory is replaced.
         replaces_begun: Whether one that was killed in its first epoch is.
         make_plan: The method's plan, from T and the steps of an epoch.
@@ -43,6 +56,9 @@ class Beginning:
     log_prefix: str
     directory: pathlib.Path | None
     total_steps: int | None
+    phase: int
+    num_phases: int
+    run: Run | None
     replaces: bool
     replaces_begun: bool
     make_plan: Callable[[int, int | None], Plan]
@@ -53,20 +69,16 @@ class Beginning:
         return self.method.upper()
 
     def start(self, fit: Fit, first_epoch: int) -> Course:
-        """Starts a run with this epoch."""
-        plan, header = self._describe(fit, first_epoch)
-        first = fit.task.weights.first_distribution
-        own = None if _is_uniform(first) else first
-        run: Run = MemoryRun(header, own)
-        if self.directory is not None:
-            run = RunDirectory.create(
-                self.directory,
-                header,
-                fit.task.model,
-                own_distribution=own,
-                overwrite=self.replaces,
-                restart=self.replaces_begun,
-            )
+        """Starts a run, or another phase of one, with this epoch."""
+        run = self.run
+        if run is None:
+            plan, header = self._describe(fit, first_epoch)
+            run = self._created(fit, header)
+        else:
+            policy = run.header.settings.policy
+            plan, header = self._describe(fit, first_epoch, policy)
+            self._check_same_task(run.header, header)
+            run.begin_phase(header.settings)
         course = self._course(fit, plan, run)
         if plan.actions is not None:
             plan.actions.begin(course)
@@ -92,33 +104,46 @@ class Beginning:
         Keras is told where to start; see `Fit.restore_initial_epoch`.
 
         Returns:
-            None for a run that was killed in its first epoch: it is started
-            again, when that begins.
+            None for a run, or a phase of one, that was killed in its first
+            epoch: it is started again, when that begins.
 
         Raises:
             ValueError: If it is another run, or damaged, or in use.
         """
-        settings = RunDirectory.open(directory).header.settings
+        found = RunDirectory.open(directory)
+        if not found.has_begun(self.phase):
+            return None
+        settings = found.settings_of(self.phase)
         self.adopt(settings)
         if not fit.task.weights.has_own_seed and settings.seed is not None:
             fit.task.weights.set_seed(settings.seed)
-        plan, header = self._describe(fit, settings.first_epoch or 0)
-        header = _known_as(RunDirectory.open(directory).header, header, fit)
-        run = RunDirectory.claim(directory, header)
+        plan, header = self._describe(
+            fit,
+            settings.first_epoch or 0,
+            settings.policy if self.phase else None,
+        )
+        header = _known_as(found.header, header, fit)
+        run = RunDirectory.claim(directory, header, self.phase)
         if not run.is_finished and run.state is None:
             return None
         run.verify()
+        if self.phase < len(run.phases):
+            return self._pass_over(fit, plan, run)
         if run.is_finished:
             return self._reopen(fit, plan, run)
+        if self.phase and run.state and run.state.step == run.first_step:
+            return None
         state, method_state = run.rewind(fit.task.model)
-        keras_internals.set_initial_epoch(fit.task.model, state.epoch)
+        course = self._course(
+            fit, plan, run, step=state.step, num_kept=state.epoch
+        )
+        keras_internals.set_initial_epoch(
+            fit.task.model, state.epoch - course.phase.epoch_shift
+        )
         fit.reporter.line(
             f"{self._title}: resuming {directory} after epoch "
             f"{state.epoch}, step {state.step}; members so far: "
             f"{len(run.members)}."
-        )
-        course = self._course(
-            fit, plan, run, step=state.step, num_kept=state.epoch
         )
         with faults_named(f"The state of step {state.step} in {directory}"):
             course.restore(method_state)
@@ -135,6 +160,59 @@ class Beginning:
         )
         return self._course(fit, plan, run, is_done=True)
 
+    def _pass_over(self, fit: Fit, plan: Plan, run: RunDirectory) -> Course:
+        """For a phase that is over; the model is as the next one needs it."""
+        end = run.phases[self.phase].step
+        if run.state is not None and run.state.step == end:
+            run.rewind(fit.task.model)
+        keras_internals.set_initial_epoch(fit.task.model, fit.params["epochs"])
+        fit.reporter.line(
+            f"{self._title}: phase {self.phase + 1} of the run in {run.path} "
+            f"is over, with step {end}; there is nothing left to train in it."
+        )
+        return self._course(fit, plan, run, is_done=True)
+
+    def _created(self, fit: Fit, header: Header) -> Run:
+        first = fit.task.weights.first_distribution
+        own = None if _is_uniform(first) else first
+        if self.directory is None:
+            return MemoryRun(header, own)
+        return RunDirectory.create(
+            self.directory,
+            header,
+            fit.task.model,
+            own_distribution=own,
+            overwrite=self.replaces,
+            restart=self.replaces_begun,
+        )
+
+    def _check_same_task(self, then: Header, now: Header) -> None:
+        """Raises a `ValueError` if a run cannot go on with this `fit`."""
+        wrong = [
+            text
+            for name, text in _OF_ALL_PHASES.items()
+            if getattr(then, name) != getattr(now, name)
+        ]
+        if wrong:
+            raise ValueError(
+                f"{self.owner}(phases={self.num_phases}): `fit` number "
+                f"{self.phase + 1} cannot go on with the run: "
+                f"{'; '.join(wrong)}. Train the same model on the same "
+                "samples, or use a callback of its own."
+            )
+
+    def _phase(self, run: Run, first_epoch: int) -> Phase:
+        is_last = self.phase == self.num_phases - 1
+        if not self.phase:
+            return Phase(is_last=is_last, is_over=bool(run.phases))
+        before = run.phases[self.phase - 1]
+        return Phase(
+            before.step,
+            before.epoch - first_epoch,
+            is_last,
+            is_over=self.phase < len(run.phases),
+        )
+
     def _course(self, fit: Fit, plan: Plan, run: Run, **where: Any) -> Course:
         rounds = Rounds(
             fit.task,
@@ -147,13 +225,24 @@ class Beginning:
             else AveragedWeights(fit.task, plan.horizon, fit.reporter),
             plan.num_kept,
         )
-        return Course(plan, fit.task, rounds, fit.reporter, **where)
+        first_epoch = run.settings_of(self.phase).first_epoch or 0
+        phase = self._phase(run, first_epoch)
+        return Course(
+            plan, fit.task, rounds, fit.reporter, phase=phase, **where
+        )
 
-    def _describe(self, fit: Fit, first_epoch: int) -> tuple[Plan, Header]:
-        """What the method is going to do, and what the manifest says of it."""
+    def _describe(
+        self, fit: Fit, first_epoch: int, policy: Policy | None = None
+    ) -> tuple[Plan, Header]:
+        """What the method is going to do, and what the manifest says of it.
+
+        With the policy of earlier phases, if there were.
+        """
         task = fit.task
         total_steps = self._find_total_steps(fit, first_epoch)
         plan = self.make_plan(total_steps, fit.params.get("steps"))
+        if policy is not None:
+            plan = dataclasses.replace(plan, policy=policy)
         check_learning_rate(self.owner, plan, task.model)
         names, num_classes = (
             task.weights.class_names or [],

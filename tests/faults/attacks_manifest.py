@@ -13,6 +13,8 @@ from arena import (
     write_manifest_text,
 )
 
+from cbnn_keras.runs.manifest_json import FORMAT_VERSION
+
 
 def _set(*path_and_value):
     """Sets a value deep in the manifest."""
@@ -92,8 +94,10 @@ def _round_changes() -> list[tuple]:
 
 def _header_changes() -> list[tuple]:
     return [
-        *(("format_version", v) for v in (4, 99, 0, -1, True, 2.0, "2", None)),
-        ("format_version", 2**70),
+        *(("format_version", v) for v in (99, 0, -1, True, 2.0, "2", None)),
+        *(("format_version", v) for v in (FORMAT_VERSION + 1, 2**70)),
+        *(("phases", v) for v in ({}, [1], [{"step": 4, "epoch": 1}])),
+        ("phases", [{"step": 2**70, "epoch": 1, "settings": {}}]),
         *(("num_classes", v) for v in (0, 1, 2, 4, -3, 2**62, 3.0, True)),
         *(("num_samples", v) for v in (0, 1, 59, 61, 64, 10**12, -60, 2**70)),
         ("num_samples", 60.0),

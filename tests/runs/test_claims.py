@@ -33,6 +33,12 @@ def invalid(path, reason):
     )
 
 
+def phase(manifest, **changes):
+    """A phase that is over, as a manifest has it."""
+    settings = manifest["settings"]
+    return {"step": 4, "epoch": 1, "settings": settings, **changes}
+
+
 def in_round(number, **changes):
     return lambda m: m["rounds"][number].update(changes)
 
@@ -72,6 +78,27 @@ def in_round(number, **changes):
         (lambda m: m.update(votes=[1.0, 0.0, 1.0]), "votes that are not from"),
         (lambda m: m.update(votes=[1, 1e308, 1]), "votes that are not from 1e"),
         (lambda m: m.update(votes=[1, True, 1]), "votes.1. missing or of the"),
+        (
+            lambda m: m.update(phases=[phase(m, step=0)]),
+            "steps of phases are not positive and ascending",
+        ),
+        (
+            lambda m: m.update(phases=[phase(m, epoch=0)]),
+            "epochs of phases are not positive and ascending",
+        ),
+        (
+            lambda m: m.update(
+                phases=[
+                    phase(m, settings={**m["settings"], "deviation_rate": 1.0})
+                ]
+            ),
+            "its phases do not vote and update alike",
+        ),
+        (
+            lambda m: m.update(phases=[phase(m)], is_finished=False),
+            "its state is not that of its last phase",
+        ),
+        (lambda m: m.update(phases=[{"step": 1}]), "phases.0.*of the wrong"),
         (
             lambda m: m["settings"].update(trusted_margin=-0.1),
             "trusted_margin is -0.1",
