@@ -244,6 +244,7 @@ def test_binary_images(tmp_path):
     assert 'src="data:image/png;base64,' in found.source
 
 
+@pytest.mark.large
 def test_texts_and_their_loss_plane(tmp_path, monkeypatch):
     """Strings are escaped, and hashed by what they say: the plane is kept."""
     monkeypatch.setattr(report, "_RESOLUTION", 3)

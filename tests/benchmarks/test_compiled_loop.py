@@ -90,7 +90,17 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "averaged",
+        *(
+            pytest.param(c, marks=pytest.mark.large)
+            for c in CASES
+            if c != "averaged"
+        ),
+    ],
+)
 def test_the_loop_is_the_callback(case):
     make, course, rate = CASES[case]
     data = Data((X, Y), (X, Y), (X, Y), 3)

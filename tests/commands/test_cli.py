@@ -103,6 +103,7 @@ def test_inspect_names_a_damaged_file(run, tmp_path, capsys):
     assert str(member) in capsys.readouterr().err
 
 
+@pytest.mark.large
 def test_a_terminal_without_unicode_still_shows_the_table(run, tmp_path):
     """And nothing of what TensorFlow logs while it is loaded."""
     shutil.copytree(run[0], tmp_path / "läuf [bold]")

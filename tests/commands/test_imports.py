@@ -93,6 +93,7 @@ def directory(trained_in_another_process, monkeypatch):
     sys.modules.pop("own_layers", None)
 
 
+@pytest.mark.large
 def test_a_model_with_classes_of_the_user_is_exported_and_verified(
     directory, capsys
 ):

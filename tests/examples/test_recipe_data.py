@@ -95,6 +95,7 @@ def same(one, other):
 # Tiny-ImageNet.
 
 
+@pytest.mark.large
 @needs_tiny
 def test_tiny_imagenet_is_all_there(tiny):
     assert tiny.x_train.shape == (10_000, 64, 64, 3)
@@ -107,6 +108,7 @@ def test_tiny_imagenet_is_all_there(tiny):
     assert tiny.class_names[:2] == ("goldfish, Carassius auratus", "centipede")
 
 
+@pytest.mark.large
 @needs_tiny
 def test_tiny_imagenet_decoded_by_pillow(tiny):
     # Round robin: class 3 has its first two training images, in alphabetical
@@ -130,6 +132,7 @@ def test_tiny_imagenet_decoded_by_pillow(tiny):
         assert np.abs(difference).mean() < 2
 
 
+@pytest.mark.large
 @needs_tiny
 def test_grey_files_have_three_equal_channels(tiny):
     with zipfile.ZipFile(TINY) as archive:
@@ -142,6 +145,7 @@ def test_grey_files_have_three_equal_channels(tiny):
     assert 0 < modes.count("L") <= grey.sum() < 1_000
 
 
+@pytest.mark.large
 @needs_tiny
 def test_first_of_tiny_imagenet_are_an_equal_share_of_each_class(tiny):
     few = data.load(
@@ -154,6 +158,7 @@ def test_first_of_tiny_imagenet_are_an_equal_share_of_each_class(tiny):
     assert few.class_names == tiny.class_names
 
 
+@pytest.mark.large
 @needs_tiny
 def test_unpacked_tiny_imagenet_is_that_of_the_zip(tiny, tmp_path):
     # Of the first four classes: ten training images, all for validation.
@@ -231,6 +236,7 @@ def test_too_many_of_tiny_imagenet(tmp_path):
 # CIFAR.
 
 
+@pytest.mark.large
 @pytest.mark.slow
 @needs_cifar
 def test_cifar100_is_all_there(cifar):
@@ -244,6 +250,7 @@ def test_cifar100_is_all_there(cifar):
     assert cifar.class_names[0] == "apple"
 
 
+@pytest.mark.large
 @pytest.mark.slow
 @needs_cifar
 def test_first_of_cifar_at_half_the_size(cifar):

@@ -109,6 +109,7 @@ def test_wherever_it_stops_the_latest_are_kept(
     assert len(list((tmp_path / "run/rounds").iterdir())) == len(rounds)
 
 
+@pytest.mark.large
 def test_at_no_epoch_are_more_kept_than_asked_for(tmp_path):
     seen = []
 
@@ -135,7 +136,10 @@ def files_in(directory):
     }
 
 
-@pytest.mark.parametrize("epoch", [8, 9, 12])
+@pytest.mark.parametrize(
+    "epoch",
+    [9, *(pytest.param(e, marks=pytest.mark.large) for e in (8, 12))],
+)
 def test_killed_and_resumed_is_the_run_that_never_was(tmp_path, epoch):
     """Member 2 goes with the round of step 26, in the last step of epoch 12."""
     fit(everyone(tmp_path / "whole"), StopAt(14))
@@ -246,6 +250,7 @@ def test_restore_best_weights_changes_the_model_and_not_the_ensemble():
         assert same(model.get_weights(), weights[stop.best_epoch])
 
 
+@pytest.mark.large
 def test_keras_callbacks_beside_it_do_what_they_do_alone(tmp_path):
     def others(name):
         callbacks = keras.callbacks

@@ -229,9 +229,10 @@ def test_a_dataset_gives_what_arrays_give(name):
     np.testing.assert_array_equal(*votes)
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     "policy",
-    ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.large)],
+    ["mixed_bfloat16", "mixed_float16"],
 )
 def test_mixed_precision(policy, tmp_path):
     keras.config.set_dtype_policy(policy)

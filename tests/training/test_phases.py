@@ -102,6 +102,7 @@ def test_boosting_goes_on_from_phase_to_phase(uninterrupted):
     np.testing.assert_allclose(cbnn.sample_weights, omega * len(Y), rtol=1e-5)
 
 
+@pytest.mark.large
 def test_the_largest_ratio_is_that_of_all_phases_together():
     cbnn, _, _ = two_fits(None, largest_ratio=2.0)
     # Three checkpoints in the first of two phases stand for six.
@@ -113,10 +114,11 @@ def test_the_largest_ratio_is_that_of_all_phases_together():
 @pytest.mark.parametrize(
     ("phase", "crash"),
     [
-        (0, {"epoch": 1, "batch": 1}),
+        pytest.param(*(0, {"epoch": 1, "batch": 1}), marks=pytest.mark.large),
         (1, {"epoch": 0, "batch": 5}),  # after its first checkpoint
-        (1, {"epoch": 2, "batch": 3}),
-        (1, {"epoch": 2}),  # after all, before the end
+        pytest.param(*(1, {"epoch": 2, "batch": 3}), marks=pytest.mark.large),
+        # After all, before the end.
+        pytest.param(*(1, {"epoch": 2}), marks=pytest.mark.large),
     ],
     ids=str,
 )
@@ -170,6 +172,7 @@ def test_a_finished_run_is_left_alone(uninterrupted, tmp_path):
     )
 
 
+@pytest.mark.large
 def test_in_memory_it_is_the_same_run(uninterrupted):
     _, reference, _, _ = uninterrupted
     cbnn, _, _ = two_fits(None)
@@ -195,6 +198,7 @@ def test_without_deviation_training_is_that_of_plain_keras():
     assert same(plain.get_weights(), model.get_weights())
 
 
+@pytest.mark.large
 def test_epochs_that_the_user_counts_on_are_those_of_the_run(uninterrupted):
     """As in `fit(epochs=total, initial_epoch=history.epoch[-1] + 1)`."""
     _, reference, _, _ = uninterrupted
@@ -217,6 +221,7 @@ def test_epochs_that_the_user_counts_on_are_those_of_the_run(uninterrupted):
     assert cbnn.history == reference.history
 
 
+@pytest.mark.large
 def test_a_phase_that_failed_is_begun_again(uninterrupted):
     """In memory, from the weights that the model has now."""
     cbnn, _, _ = two_fits(None)
@@ -260,6 +265,7 @@ def test_another_task_is_refused_and_what_there_is_stays(tmp_path):
     assert CheckpointEnsemble.load(tmp_path / "run").run.is_finished
 
 
+@pytest.mark.large
 def test_other_settings_of_a_phase_are_refused(uninterrupted, tmp_path):
     with pytest.raises(Stop):
         crash = [StopAfter(epoch=2, batch=3)]

@@ -61,7 +61,8 @@ def uninterrupted(tmp_path_factory):
         {"epoch": 2, "batch": 5},  # checkpoints after the kept state
         # After the final model, before the end.
         pytest.param({"epoch": 4, "batch": 5}, marks=pytest.mark.large),
-        {"epoch": 4},  # when all that is missing is the end itself
+        # When all that is missing is the end itself.
+        pytest.param({"epoch": 4}, marks=pytest.mark.large),
     ],
     ids=str,
 )
@@ -90,6 +91,7 @@ def test_several_interruptions(tmp_path, uninterrupted):
     assert contents(tmp_path / "run") == contents(directory)
 
 
+@pytest.mark.large
 def test_only_the_rest_is_trained_and_initial_epoch_is_left(tmp_path):
     with pytest.raises(Stop):
         fit(tmp_path / "run", StopAfter(epoch=2))
@@ -279,6 +281,7 @@ UNFINISHED = (
 )
 
 
+@pytest.mark.large
 def test_a_directory_that_another_process_trains_in_is_refused(tmp_path):
     with pytest.raises(Stop):
         fit(tmp_path / "run", StopAfter(epoch=2))
@@ -422,6 +425,7 @@ def fit_files(directory, files, *others, **options):
     model.fit(train, epochs=3, callbacks=[cbnn, *others], verbose=2)
 
 
+@pytest.mark.large
 def test_the_order_of_files_is_had_again_by_the_seed_that_is_said(
     tmp_path, capsys
 ):
