@@ -61,8 +61,9 @@ class StatisticsRecomputer:
             if found is None:
                 warnings.warn(
                     f"The statistics of the layer {layer.name!r} could not be "
-                    "recomputed: it is not called, or inside a `tf.function` "
-                    "of the model's own. It keeps those that it has.",
+                    "recomputed: it is not called in training mode, or inside "
+                    "a `tf.function` of the model's own. It keeps those that "
+                    "it has.",
                     stacklevel=3,
                 )
                 continue

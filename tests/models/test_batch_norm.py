@@ -121,6 +121,27 @@ def test_layer_in_a_function_of_the_models_own_is_named():
         recompute_statistics(model, [samples()])
 
 
+def test_layer_that_is_never_in_training_mode_is_named_and_kept():
+    class Tuned(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.norm = keras.layers.BatchNormalization(name="pretrained")
+
+        def call(self, x, training=False):
+            return self.norm(x, training=False)
+
+    model = Tuned()
+    model(samples())
+    model.norm.moving_mean.assign([3.0] * model.norm.moving_mean.shape[0])
+    with pytest.warns(
+        UserWarning,
+        match="'pretrained' could not be recomputed: it is not called in "
+        "training mode, or .* It keeps those that it has",
+    ):
+        recompute_statistics(model, [samples()])
+    np.testing.assert_array_equal(model.norm.moving_mean, 3.0)
+
+
 def test_nothing_is_left_behind_after_an_error():
     layer = keras.layers.BatchNormalization(momentum=0.7)
     model = model_with(layer)
