@@ -8,7 +8,7 @@ Probabilities have the shape `(..., num_classes)`, or `(..., 1)`, that of class
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-# The least probability in a logarithm, as in Keras' losses.
+# The least probability in a logarithm, as in Keras' losses of probabilities.
 SMALLEST_PROBABILITY = 1e-7
 
 
@@ -150,7 +150,10 @@ def accuracy(probabilities: ArrayLike, labels: NDArray[np.integer]) -> float:
 def negative_log_likelihood(
     probabilities: ArrayLike, labels: NDArray[np.integer]
 ) -> float:
-    """The mean of -log p(label), with p clipped at 1e-7 as Keras' losses do.
+    """The mean of -log p(label), with p clipped at 1e-7.
+
+    Keras' losses clip there too, unless they find the logits behind a softmax:
+    then a sure and wrong model is worse in `model.evaluate` than here.
 
     Example:
 
