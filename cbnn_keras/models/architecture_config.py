@@ -21,6 +21,7 @@ from cbnn_keras.support.aliases import Json
 CustomObjects = Mapping[str, Any]
 
 _DEEPEST = 200
+_LONGEST_NAME = 1000  # it is in every operation of a graph
 # Where Keras says its classes are, as it writes them.
 _PUBLIC = {
     "keras": keras,
@@ -138,6 +139,10 @@ def check(config: Json, custom_objects: CustomObjects, max_bytes: int) -> None:
             raise ValueError(
                 f"it has {num_layers:,} layers or more, which take more than "
                 f"{max_bytes:,} bytes"
+            )
+        if len(str(node.get("name", ""))) > _LONGEST_NAME:
+            raise ValueError(
+                f"a name in it has more than {_LONGEST_NAME:,} characters"
             )
         if node is not config and node.get("compile_config"):
             raise ValueError(

@@ -219,6 +219,7 @@ def cases() -> list[Case]:
         "config of null": config_change(lambda c, _: c.update(config=None)),
         "not a model": _text(json.dumps(keras_layer("Dense", units=3))),
         "a number": _text("3"),
+        "long name": _set(1, name="x" * 100_000),
         "NaN as units": _text_change('"units": 8', '"units": NaN'),
         "two units": _text_change('"units": 8', '"units": 8, "units": 9'),
     }
@@ -231,7 +232,6 @@ def cases() -> list[Case]:
         "escape in a name": _set(1, name="\x1b[2J"),
         "slash in a name": _set(1, name="a/b"),
         "dots as a name": _set(1, name=".."),
-        "long name": _set(1, name="x" * 100_000),
         "no bias": _set(1, use_bias=False),
         "float16": _set(1, dtype="float16"),
     }

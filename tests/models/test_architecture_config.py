@@ -308,6 +308,13 @@ def test_deep_nesting_is_refused():
         check(model_with(nested))
 
 
+def test_long_names_are_refused():
+    check(model_with({"name": "x" * 1000}))
+    message = "^a name in it has more than 1,000 characters$"
+    with pytest.raises(ValueError, match=message):
+        check(model_with({"name": "x" * 1001}))
+
+
 def test_parse():
     assert architecture_config.parse(b'{"a": [1, {"b": 2}]}') == {
         "a": [1, {"b": 2}]
