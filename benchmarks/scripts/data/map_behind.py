@@ -1,0 +1,22 @@
+"""A `map` behind `weighted`."""
+
+import keras
+
+# - import tensorflow as tf
+from sklearn.datasets import load_digits
+
+from cbnn_keras import CBNNCallback  # +
+
+keras.utils.set_random_seed(0)
+x, y = load_digits(return_X_y=True)
+model = keras.Sequential(
+    [keras.layers.Dense(32, "relu"), keras.layers.Dense(10, "softmax")]
+)
+model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+cbnn = CBNNCallback("run")  # +
+# - train = tf.data.Dataset.from_tensor_slices((x, y)).batch(32)
+# - train = train.map(lambda x, y: (x / 16, y))
+# - model.fit(train, epochs=6)
+train = cbnn.weighted(x, y)  # +
+train = train.map(lambda x, y, weight: (x / 16, y, weight))  # +
+model.fit(train, epochs=6, callbacks=[cbnn])  # +
