@@ -279,8 +279,19 @@ class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
                 self.directory,
                 overwrite=self.overwrite,
                 advice="Choose another directory, resume that run "
-                "(`resume=True`), or replace it (`overwrite=True`).",
+                "(`resume=True`), or replace it (`overwrite=True`)."
+                + self._advice_on_phases,
             )
+
+    @property
+    def _advice_on_phases(self) -> str:
+        """What to do if it is the run that this callback has just made."""
+        if self._course is None or self.METHOD != "cbnn":
+            return ""
+        return (
+            " One run of several fits is told how many there are when it "
+            "begins: `CBNNCallback(..., phases=2)`."
+        )
 
     def _warn_of_dropped(self) -> None:
         """Says that members in memory are let go of, if there are any."""

@@ -7,7 +7,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from helpers import blobs, same
+from helpers import blobs, same, trained
 from test_callback import Stop, StopAfter
 from test_resume import contents
 
@@ -283,3 +283,13 @@ def test_phases_and_restarts_exclude_each_other():
         CBNNCallback(phases=2, restarts=3)
     with pytest.raises(ValueError, match="phases must be an integer"):
         CBNNCallback(phases=0)
+
+
+def test_a_second_fit_into_a_directory_is_told_of_phases(tmp_path):
+    cbnn, model, *_ = trained(tmp_path / "run")
+    train = cbnn.weighted(X, Y, batch_size=20)
+    with pytest.raises(
+        ValueError,
+        match=re.escape("`CBNNCallback(..., phases=2)`."),
+    ):
+        model.fit(train, epochs=1, callbacks=[cbnn], verbose=0)
