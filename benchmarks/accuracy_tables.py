@@ -340,40 +340,44 @@ def verdicts(results: Results) -> Iterable[str]:
 def draw(results: Results, path: pathlib.Path) -> None:
     """Error against budget, a line a method, a panel a task and variant."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     from cbnn_keras.analysis.plots import palette
 
-    panels = sorted(
-        {place[:2] for place in places(results)},
-        key=lambda p: (VARIANTS.index(p[1]), list(TASKS).index(p[0])),
+    known = {place[:2] for place in places(results)}
+    tasks = [task for task in TASKS if any(task == t for t, _ in known)]
+    variants = [v for v in VARIANTS if any(v == one for _, one in known)]
+    figure = Figure(
+        (2.3 * len(tasks), 2.2 * len(variants)), layout="constrained"
     )
-    num_rows = len({variant for _, variant in panels})
-    num_columns = -(-len(panels) // num_rows)
-    figure = Figure((2.3 * num_columns, 2.2 * num_rows), layout="constrained")
-    axes = figure.subplots(num_rows, num_columns, squeeze=False)
-    for ax, (task, variant) in zip(axes.flat, panels, strict=False):
+    axes = figure.subplots(len(variants), len(tasks), squeeze=False)
+    panels = [(task, variant) for variant in variants for task in tasks]
+    for ax, (task, variant) in zip(axes.flat, panels, strict=True):
         palette.style(ax)
+        if (task, variant) not in known:
+            ax.set_axis_off()
+            continue
+        found = {
+            budget: comparable(results[task, variant, budget], DRAWN)
+            for budget in BUDGETS
+        }
         for series, (method, label) in zip(
             palette.SERIES, DRAWN.items(), strict=False
         ):
-            known = [b for b in BUDGETS if method in results[task, variant, b]]
-            errors = [mean(results[task, variant, b][method]) for b in known]
-            steps = [
-                next(iter(results[task, variant, b][method].values()))["steps"]
-                for b in known
-            ]
+            lines = [found[b][method] for b in BUDGETS if method in found[b]]
+            errors = [mean(line) for line in lines]
+            steps = [next(iter(line.values()))["steps"] for line in lines]
             ax.plot(steps, errors, label=label, **series.options)
         ax.set_xscale("log")
+        ax.xaxis.set_minor_formatter(NullFormatter())
         ax.set_title(f"{task}, {variant}", fontsize=8)
         # Short runs of restarts are far off, and would hide the rest.
-        known = [
-            mean(lines[m])
+        near = [
+            mean(found[b][m])
             for b in BUDGETS
-            if (lines := results[task, variant, b])
             for m in ("plain", "cosine, averaged", "CBNN, cosine")
-            if m in lines
         ]
-        ax.set_ylim(0, 1.25 * max(known))
+        ax.set_ylim(0, 1.25 * max(near))
     for ax in axes[-1]:
         ax.set_xlabel("steps", fontsize=8)
     for row in axes:
