@@ -132,8 +132,19 @@ def test_the_script_without_cbnn_has_nothing_of_it(each):
     compile(each.plain, each.name, "exec")
 
 
+# What goes through several processes, and what other tests do not have as a
+# whole; `python benchmarks/scripts.py` runs the others too.
+IN_CI = [
+    each
+    for each in SITUATIONS
+    if each.commands
+    or each.name.startswith("runs/")
+    or each.name in ("fit/early_stopping", "fit/forgotten", "models/distiller")
+]
+
+
 @pytest.mark.large
-@pytest.mark.parametrize("each", SITUATIONS, ids=lambda each: each.name)
+@pytest.mark.parametrize("each", IN_CI, ids=lambda each: each.name)
 def test_situation(each):
     found = scripts.outcome(each, ROOT, is_compared=False)
     recorded = RECORDS[each.name]["after"]
