@@ -140,7 +140,9 @@ def test_it_runs(name, data, options, artefact, tmp_path):
     found = subprocess.run(
         [
             *(sys.executable, ROOT / "examples" / "keras_io" / f"{name}.py"),
-            *("--epochs", "2", *map(str, options)),
+            # Images take the longest.
+            *("--epochs", "1" if data in (TINY, CIFAR) else "2"),
+            *map(str, options),
         ],
         cwd=tmp_path,
         capture_output=True,
