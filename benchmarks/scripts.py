@@ -1,7 +1,7 @@
 """Ordinary Keras scripts, and the lines that CBNN changes: what happens?
 
-    git worktree add --detach /tmp/before f1cfec2
-    python benchmarks/scripts.py --plain --package before=/tmp/before \\
+    git worktree add --detach ../before f1cfec2
+    python benchmarks/scripts.py --plain --package before=../before \\
         --package after=.
     python benchmarks/scripts.py --package after=. runs/two_fits data
 

@@ -29,7 +29,8 @@ def checked_quality(
     sign = 1 if mode == "max" else -1
     if isinstance(by, keras.metrics.Metric):
         by = by.name
-    if not isinstance(by, str) and not callable(by):
+    is_function = callable(by) and not isinstance(by, type)
+    if not isinstance(by, str) and not is_function:
         raise ValueError(
             f"select(by={by!r:.100}): by must be 'likelihood', a name that "
             "`evaluate` gives, a metric of Keras, or a function of labels and "

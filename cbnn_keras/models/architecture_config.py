@@ -59,10 +59,7 @@ _FUNCTIONS = {
 }
 _NOT_ACTIVATIONS = {"get", "serialize", "deserialize"}
 _NUMBERS_AND_TEXTS = {
-    "bool",
-    "string",
-    "str",
-    "bfloat16",
+    *("bool", "string", "str", "bfloat16"),
     *(f"float{bits}" for bits in (16, 32, 64)),
     *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
     *("complex64", "complex128"),

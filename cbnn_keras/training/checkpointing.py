@@ -202,7 +202,8 @@ class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
         self._adopt(None)
         is_resumed = self.resume or self._phase
         if is_resumed and self.directory and holds_run(self.directory):
-            self._course = self._begin.resume(fit, self.directory)
+            with self._begin.explained(self.directory):
+                self._course = self._begin.resume(fit, self.directory)
             if self._course is None:  # it begins anew
                 self._adopt(None)
         if self.directory:
@@ -290,7 +291,7 @@ class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
             return ""
         return (
             " One run of several fits is told how many there are when it "
-            "begins: `CBNNCallback(..., phases=2)`."
+            f"begins: `CBNNCallback(..., phases={self._num_phases + 1})`."
         )
 
     def _warn_of_dropped(self) -> None:

@@ -1,8 +1,9 @@
 """The beginning of a run: in a new directory, in memory, or resumed."""
 
+import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from cbnn_keras.runs.claims import are_class_names
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Header, Settings
 from cbnn_keras.runs.run import MemoryRun, Run, labels_id
-from cbnn_keras.support.faults import faults_named
+from cbnn_keras.support.faults import RunError, faults_named
 from cbnn_keras.training.averaging import AveragedWeights, MemberWeights
 from cbnn_keras.training.fit import Course, Fit
 from cbnn_keras.training.plan import Phase, Plan, check_learning_rate
@@ -148,6 +149,20 @@ class Beginning:
         with faults_named(f"The state of step {state.step} in {directory}"):
             course.restore(method_state)
         return course
+
+    @contextlib.contextmanager
+    def explained(self, directory: pathlib.Path) -> Iterator[None]:
+        """Says with errors that the first `fit` of a script comes first."""
+        try:
+            yield
+        except RunError as error:
+            if self.phase or not RunDirectory.open(directory).phases:
+                raise
+            raise RunError(
+                f"{error} The run has several fits, and this is the first one "
+                "of this callback: call all of them again, in their order and "
+                "with one callback; those that are over take no time."
+            ) from error
 
     def _reopen(self, fit: Fit, plan: Plan, run: RunDirectory) -> Course:
         run.load_member(run.members[-1], fit.task.model)

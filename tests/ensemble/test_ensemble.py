@@ -660,6 +660,10 @@ def test_selection_by_likelihood_asks_members_that_were_not_trusted():
             r"^select\(by=3\): by must be 'likelihood', a name that `evalu",
         ),
         (
+            {"validation_data": (X, Y), "by": keras.metrics.AUC},  # no object
+            r"^select\(by=<class .*: by must be 'likelihood', a name that `eva",
+        ),
+        (
             {"validation_data": (X, Y), "by": lambda y, p: np.nan},
             r"^select\(by=...\): it gave array\(nan\) for an ensemble, whi",
         ),

@@ -293,3 +293,21 @@ def test_a_second_fit_into_a_directory_is_told_of_phases(tmp_path):
         match=re.escape("`CBNNCallback(..., phases=2)`."),
     ):
         model.fit(train, epochs=1, callbacks=[cbnn], verbose=0)
+
+
+def test_a_new_callback_for_the_second_fit_is_told_of_the_first(tmp_path):
+    model = network()
+    compiled(model, 0.05)
+    cbnn = CBNNCallback(tmp_path / "run", phases=2, interval=7)
+    options = {"batch_size": 20, "epochs": 2, "verbose": 0}
+    cbnn.fit(model, X, Y, **options)
+    model.get_layer("base").trainable = True
+    compiled(model, 0.01)
+    again = CBNNCallback(tmp_path / "run", phases=2, interval=7, resume=True)
+    with pytest.raises(
+        ValueError,
+        match="other layers were frozen.* call all of them again, in their",
+    ):
+        again.fit(model, X, Y, **options)
+    cbnn.fit(model, X, Y, **options)
+    assert CheckpointEnsemble.load(tmp_path / "run").run.is_finished
