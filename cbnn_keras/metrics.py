@@ -147,6 +147,25 @@ def accuracy(probabilities: ArrayLike, labels: NDArray[np.integer]) -> float:
     return float(np.mean(predicted_classes(probabilities) == labels))
 
 
+def strictly_right(
+    probabilities: ArrayLike, labels: NDArray[np.integer]
+) -> NDArray[np.bool_]:
+    """Where the label is more probable than any other class.
+
+    As in a round of training: a tie is wrong.
+
+    Example:
+
+    >>> strictly_right([[0.9, 0.1], [0.5, 0.5]], np.array([0, 0]))
+    array([ True, False])
+    """
+    columns = class_columns(probabilities).copy()
+    rows = np.arange(len(labels))
+    of_label = columns[rows, labels]
+    columns[rows, labels] = -np.inf
+    return np.asarray(of_label > columns.max(axis=1))
+
+
 def negative_log_likelihood(
     probabilities: ArrayLike, labels: NDArray[np.integer]
 ) -> float:

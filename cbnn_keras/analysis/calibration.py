@@ -10,7 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbnn_keras import metrics
+from cbnn_keras.calibration import fit_temperature, scale
 from cbnn_keras.support import arguments
+
+__all__ = [
+    "Calibration",
+    "calibration",
+    "fit_temperature",
+    "scale",
+    "scale_by_halves",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,43 +88,6 @@ def calibration(
     )
 
 
-def fit_temperature(probabilities: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature under which the labels are most likely.
-
-    The likelihood is concave in 1/T, so that its one maximum is where its
-    derivative changes sign; it is looked for between 0.01 and 100.
-    """
-    logs = _logs(probabilities)
-    of_label = logs[np.arange(len(labels)), labels].mean()
-    low, high = np.log(0.01), np.log(100)  # of 1/T
-    for _ in range(32):  # 2e-9 of it
-        middle = (low + high) / 2
-        scaled = _softmax(np.exp(middle) * logs)
-        if (scaled * logs).sum(axis=1).mean() < of_label:
-            low = middle
-        else:
-            high = middle
-    return float(np.exp(-middle))
-
-
-def scale(probabilities: np.ndarray, temperature: float) -> NDArray[np.float64]:
-    """Probabilities to the power of 1/T, made to sum to 1 again.
-
-    The same as dividing logits by T. Predicted classes stay what they are; a
-    temperature above 1 makes them less confident.
-
-    Example:
-
-    >>> scale(np.array([[0.8, 0.2]]), temperature=2)
-    array([[0.66666667, 0.33333333]])
-    """
-    arguments.number(
-        "scale", "temperature", temperature, above=0, allowed="above 0"
-    )
-    scaled = _softmax(_logs(probabilities) / temperature)
-    return scaled[:, 1:] if probabilities.shape[-1] == 1 else scaled
-
-
 def scale_by_halves(
     probabilities: np.ndarray, labels: np.ndarray, seed: int = 0
 ) -> tuple[NDArray[np.float64], tuple[float, float]]:
@@ -154,13 +126,3 @@ def _brier(rows: np.ndarray, labels: np.ndarray) -> float:
     of_label = rows[np.arange(len(labels)), labels]
     # |p - onehot|^2 = |p|^2 - 2 p(label) + 1
     return float(((rows**2).sum(axis=1) - 2 * of_label + 1).mean())
-
-
-def _logs(probabilities: np.ndarray) -> NDArray[np.float64]:
-    rows = metrics.class_columns(probabilities)
-    return np.log(np.maximum(rows, metrics.SMALLEST_PROBABILITY))
-
-
-def _softmax(logits: np.ndarray) -> NDArray[np.float64]:
-    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return exponentials / exponentials.sum(axis=1, keepdims=True)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from cbnn_keras import metrics
 from cbnn_keras.analysis import calibration, diversity, performance
 from cbnn_keras.analysis.calibration import Calibration
+from cbnn_keras.calibration import CalibrationRecord, prediction_sets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +49,21 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
+class Sets:
+    """How good the sets of a calibrated ensemble are.
+
+    Attributes:
+        coverage: Share of the samples whose label is in their set.
+        size: Number of classes in a set, on average.
+        empty: Share of the sets that have no class.
+    """
+
+    coverage: float
+    size: float
+    empty: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Evaluation:
     """What the members say of labelled data.
 
@@ -60,6 +76,7 @@ class Evaluation:
         probabilities: What each member predicts, shape `(num_members,
             num_samples, num_classes)`, or one column if binary.
         votes: The members' votes, shape `(num_members,)`.
+        calibration: What the run was calibrated with, if it was for them.
     """
 
     data: Labelled
@@ -69,10 +86,41 @@ class Evaluation:
     labels: NDArray[np.int64]
     probabilities: NDArray[np.float32]
     votes: NDArray[np.float64]
+    calibration: CalibrationRecord | None = None
 
     @functools.cached_property
     def ensemble_probabilities(self) -> np.ndarray:
         return metrics.weighted_mean(self.probabilities, self.votes)
+
+    @functools.cached_property
+    def calibrated(self) -> Calibration | None:
+        """The ensemble with the temperature that the run keeps, if any."""
+        scaled = self._scaled
+        if scaled is None:
+            return None
+        return calibration.calibration(scaled, self.labels)
+
+    @functools.cached_property
+    def sets(self) -> Sets | None:
+        """The sets that the run was calibrated for, if it was for some."""
+        scaled, record = self._scaled, self.calibration
+        if scaled is None or record is None or record.threshold is None:
+            return None
+        found = prediction_sets(scaled, record.threshold)
+        sizes = found.sum(axis=1)
+        return Sets(
+            coverage=float(found[np.arange(len(found)), self.labels].mean()),
+            size=float(sizes.mean()),
+            empty=float((sizes == 0).mean()),
+        )
+
+    @functools.cached_property
+    def _scaled(self) -> np.ndarray | None:
+        if self.calibration is None:
+            return None
+        return calibration.scale(
+            self.ensemble_probabilities, self.calibration.temperature
+        )
 
     @functools.cached_property
     def models(self) -> list[Model]:

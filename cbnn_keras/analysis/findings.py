@@ -280,6 +280,7 @@ def _evaluate(
         labels=labels,
         probabilities=probabilities,
         votes=ensemble.votes,
+        calibration=ensemble.calibration,
     )
 
 

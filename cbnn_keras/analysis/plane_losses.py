@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -13,6 +12,7 @@ from cbnn_keras.analysis import hashing
 from cbnn_keras.boosting import Floats
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.metrics import SMALLEST_PROBABILITY
+from cbnn_keras.models import engine
 from cbnn_keras.models.batch_norm import StatisticsRecomputer
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.support import arguments
@@ -26,12 +26,12 @@ class Samples:
 
     Attributes:
         order: Positions in the training set, in one random order.
-        batches: Inputs and class indices, as tensors.
+        batches: Inputs, as tensors, and class indices.
         digest: sha256 of the arrays in `batches`.
     """
 
     order: np.ndarray
-    batches: list[tuple[Any, tf.Tensor]]
+    batches: list[tuple[Any, np.ndarray]]
     digest: bytes
 
     @classmethod
@@ -60,7 +60,7 @@ class Samples:
         for piece in pieces:
             batch = keras.tree.map_structure(lambda a, i=piece: a[i], arrays)
             hashing.update(digest, batch)
-            batches.append(keras.tree.map_structure(tf.constant, batch))
+            batches.append((engine.in_use().tensors(batch[0]), batch[1]))
         return cls(order, batches, digest.digest())
 
     def shares(self, distributions: Floats) -> Floats:
@@ -119,18 +119,22 @@ class Losses:
     ) -> None:
         self._model = model
         self._batches = samples.batches
+        self._labels = np.concatenate([y for _, y in samples.batches])
         self._distributions = distributions
         self._l2 = l2
         self._recompute = StatisticsRecomputer(model)
-        self._cross_entropy = _cross_entropy(model, classifier)
+        self._classifier = classifier
+        self._outputs = engine.in_use().inference(model, lambda found: found)
 
     def __call__(self, vector: Floats) -> Floats:
         """sum of omega_i * CE_i + l2 * |p|^2, shape `(3,)`."""
         set_parameters(self._model, vector)
         _seed_generators(self._model)
         self._recompute(x for x, _ in self._batches)
-        parts = [self._cross_entropy(x, y) for x, y in self._batches]
-        each = np.concatenate([part.numpy() for part in parts])
+        found = self._outputs((x,) for x, _ in self._batches)
+        parts = map(keras.ops.convert_to_numpy, found)
+        outputs = np.concatenate([part.astype(np.float64) for part in parts])
+        each = _cross_entropy(outputs, self._labels, self._classifier)
         return self._distributions @ each + self._l2 * float(vector @ vector)
 
 
@@ -167,22 +171,16 @@ def _seed_generators(model: keras.Model) -> None:
 
 
 def _cross_entropy(
-    model: keras.Model, classifier: Classifier
-) -> Callable[[Any, tf.Tensor], tf.Tensor]:
-    """Inputs and class indices -> cross-entropy of each sample, float64."""
-
-    @tf.function(reduce_retracing=True)
-    def cross_entropy(x: Any, labels: tf.Tensor) -> tf.Tensor:
-        outputs = tf.cast(model(x, training=False), tf.float64)
-        if classifier.is_binary:
-            # Two columns, those of the classes 0 and 1.
-            first = 0 * outputs if classifier.from_logits else 1 - outputs
-            outputs = tf.concat([first, outputs], axis=1)
-        if classifier.from_logits:
-            return tf.nn.sparse_softmax_cross_entropy_with_logits(
-                labels, outputs
-            )
-        own = tf.gather(outputs, labels, axis=1, batch_dims=1)
-        return -tf.math.log(tf.maximum(own, SMALLEST_PROBABILITY))
-
-    return cross_entropy
+    outputs: Floats, labels: np.ndarray, classifier: Classifier
+) -> Floats:
+    """-log p(label) of each sample, float64."""
+    if classifier.is_binary:
+        # Two columns, those of the classes 0 and 1.
+        first = 0 * outputs if classifier.from_logits else 1 - outputs
+        outputs = np.concatenate([first, outputs], axis=1)
+    own = np.take_along_axis(outputs, labels[:, None], axis=1)[:, 0]
+    if not classifier.from_logits:
+        return np.asarray(-np.log(np.maximum(own, SMALLEST_PROBABILITY)))
+    largest = outputs.max(axis=1)
+    spread = np.exp(outputs - largest[:, None]).sum(axis=1)
+    return np.asarray(largest + np.log(spread) - own)

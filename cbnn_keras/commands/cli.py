@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cbnn_keras.commands import options
+from cbnn_keras.support import extras
 from cbnn_keras.support.faults import RunError
 from cbnn_keras.version import __version__
 
@@ -23,8 +24,14 @@ _EXAMPLES = """examples:
   cbnn watch runs/demo           the same while it is being trained
   cbnn report runs/demo --data runs/demo.train.npz runs/demo.test.npz
                                  what it learned, as a page for the browser
+  cbnn calibrate runs/demo --data validation.npz --coverage 0.9
+                                 probabilities that mean what they say
+  cbnn distil runs/demo --data runs/demo.train.npz --to runs/student
+                                 one network that says what all members say
   cbnn export runs/demo          one SavedModel of all members that vote
   cbnn export runs/demo --format onnx --output digits.onnx
+  cbnn export runs/demo --format web --output site
+                                 a page that classifies in the browser
   cbnn verify digits.onnx --run runs/demo
 """
 
@@ -95,6 +102,24 @@ def _parser() -> argparse.ArgumentParser:
     options.add_import(report)
     options.add_max_bytes(report)
     report.set_defaults(command=_report, error=report.error)
+
+    calibrate = commands.add_parser(
+        "calibrate", help="fit a temperature to data, and keep it in the run"
+    )
+    options.add_run(calibrate)
+    options.add_calibrate_options(calibrate)
+    options.add_import(calibrate)
+    options.add_max_bytes(calibrate)
+    calibrate.set_defaults(command=_calibrate)
+
+    distil = commands.add_parser(
+        "distil", help="teach one network what the ensemble says"
+    )
+    options.add_run(distil)
+    options.add_distil_options(distil)
+    options.add_import(distil)
+    options.add_max_bytes(distil)
+    distil.set_defaults(command=_distil)
 
     export = commands.add_parser(
         "export", help="write the ensemble as one artefact for serving"
@@ -180,13 +205,71 @@ def _report(parsed: argparse.Namespace) -> None:
         _print(f"Suspicious labels are in {parsed.suspects}.")
 
 
+def _calibrate(parsed: argparse.Namespace) -> None:
+    with _quiet_start():
+        from cbnn_keras.commands.calibrate import calibrate_run
+
+        _start_devices()
+    record = calibrate_run(
+        parsed.run,
+        data=parsed.data,
+        coverage=parsed.coverage,
+        modules=parsed.modules,
+        max_bytes=parsed.max_bytes,
+    )
+    _print(f"It is kept in {parsed.run}, for predictions and exports.")
+    if record.threshold is not None:
+        _print(
+            f"Sets of coverage {record.coverage:g} have the classes of a "
+            f"probability of {record.threshold:.4f} at least: cbnn export "
+            f"{parsed.run} --outputs probabilities,set"
+        )
+
+
+def _distil(parsed: argparse.Namespace) -> None:
+    with _quiet_start():
+        from cbnn_keras.commands.distil import distil_run
+
+        _start_devices()
+    student = distil_run(
+        parsed.run,
+        parsed.to,
+        data=parsed.data,
+        unlabelled=parsed.unlabelled,
+        learning_rate=parsed.learning_rate,
+        modules=parsed.modules,
+        max_bytes=parsed.max_bytes,
+        epochs=parsed.epochs,
+        batch_size=parsed.batch_size,
+        temperature=parsed.temperature,
+        alpha=parsed.alpha,
+        mixup=parsed.mixup,
+        seed=parsed.seed,
+    )
+    [record] = student.rounds
+    _print(
+        f"One network of {student.run.header.num_parameters:,} parameters is "
+        f"in {parsed.to}; it gets {record.error:.2%} of the training data "
+        "wrong."
+    )
+    print("\nNext:")
+    _print(f"  cbnn export {parsed.to}")
+
+
 def _export(parsed: argparse.Namespace) -> None:
     if parsed.format == "saved_model" and parsed.precision != "float32":
-        parsed.error("--precision is for --format onnx and triton")
+        parsed.error("--precision is not for --format saved_model")
     if parsed.format != "saved_model" and parsed.serving_config is not None:
         parsed.error("--serving-config is for --format saved_model")
     if parsed.precision == "int8" and parsed.data is None:
         parsed.error("--precision int8 needs --data FILE to calibrate with")
+    page = _page_options(parsed)
+    if parsed.format != "web" and page:
+        name = next(iter(page)).replace("_", "-")
+        parsed.error(f"--{name} is for --format web")
+    if parsed.format == "web" and parsed.outputs is not None:
+        parsed.error("--outputs is not for --format web: a page chooses them")
+    _choose_tensorflow()
     with _quiet_start():
         from cbnn_keras.commands.export import export_run, next_commands
 
@@ -201,6 +284,7 @@ def _export(parsed: argparse.Namespace) -> None:
         data=parsed.data,
         modules=parsed.modules,
         max_bytes=parsed.max_bytes,
+        page=page,
         **_serving_options(parsed),
     )
     print("\nNext:")
@@ -217,6 +301,7 @@ def _export(parsed: argparse.Namespace) -> None:
 
 
 def _verify(parsed: argparse.Namespace) -> None:
+    _choose_tensorflow()
     with _quiet_start():
         from cbnn_keras.commands.export import verify_run
 
@@ -236,13 +321,31 @@ def _serving_options(parsed: argparse.Namespace) -> dict[str, Any]:
     from cbnn_keras.export import ServingOptions
 
     fields = {field.name for field in dataclasses.fields(ServingOptions)}
-    return {k: value for k, value in vars(parsed).items() if k in fields}
+    given = {k: value for k, value in vars(parsed).items() if k in fields}
+    if given.get("outputs", ()) is None:
+        del given["outputs"]
+    return given
+
+
+def _page_options(parsed: argparse.Namespace) -> dict[str, Any]:
+    """What was said of the page of a web export."""
+    return {
+        name: value
+        for name in options.PAGE_OPTIONS
+        if (value := getattr(parsed, name)) is not None
+    }
 
 
 def _print(text: str) -> None:
     from cbnn_keras.support.console import printable
 
     print(printable(text))
+
+
+def _choose_tensorflow() -> None:
+    """Has Keras compute with TensorFlow, whose graphs exports are."""
+    if "keras" not in sys.modules:
+        os.environ["KERAS_BACKEND"] = "tensorflow"
 
 
 def _start_devices() -> None:
@@ -259,12 +362,5 @@ def _quiet_start() -> Iterator[None]:
     They write to the file descriptor before any setting of theirs is read.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
+    with extras.silenced():
         yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)

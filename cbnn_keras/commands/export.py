@@ -4,7 +4,7 @@ import contextlib
 import pathlib
 import shlex
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -19,13 +19,16 @@ from cbnn_keras.commands.inputs import (
     read_lines,
 )
 from cbnn_keras.ensemble import CheckpointEnsemble
+from cbnn_keras.export.litert import export_litert
 from cbnn_keras.export.onnx import export_onnx
 from cbnn_keras.export.options import ServingOptions
 from cbnn_keras.export.placing import Artefact
 from cbnn_keras.export.saved_model import export_saved_model
 from cbnn_keras.export.triton import export_triton
 from cbnn_keras.export.verify import Parity, verify_artefact
+from cbnn_keras.export.web import export_web
 from cbnn_keras.runs.outputs import check_output
+from cbnn_keras.support.console import Reporter
 from cbnn_keras.support.files import MAX_BYTES
 
 # Options of an export that are files on the command line.
@@ -43,13 +46,14 @@ def export_run(
     data: pathlib.Path | None = None,
     modules: Sequence[str] = (),
     max_bytes: int = MAX_BYTES,
+    page: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Artefact:
     """Exports what is in a run directory.
 
     Args:
         run: The directory.
-        format: `"saved_model"`, `"onnx"` or `"triton"`.
+        format: `"saved_model"`, `"onnx"`, `"litert"`, `"triton"` or `"web"`.
         output: Where to; by default `exports/` and the name of the run.
         num_members: At most so many members, at equal intervals.
         precision: What to compute in, see `export_onnx`; `data` are then the
@@ -60,6 +64,7 @@ def export_run(
         modules: Modules of the user with the classes and functions of the
             model.
         max_bytes: What the run, and the data, may take in memory.
+        page: What the page of `"web"` is told, see `export_web`.
         **options: The fields of `ServingOptions`, some of them as files:
             `priors`, an `.npy` file with the share of each class in training,
             or a text file with one per line; `class_names`, a text file with
@@ -83,6 +88,11 @@ def export_run(
         )
     if num_members is not None:
         ensemble = ensemble.select(num=num_members)
+    if ensemble.run.calibration is not None and ensemble.calibration is None:
+        Reporter(1).line(
+            "Not calibrated: the calibration of the run is of other members or "
+            "votes than those that are exported."
+        )
     samples = None if data is None else load_inputs(data, max_bytes)
     given = {**_read(options, max_bytes), "sample_data": samples}
     _check_fit(ensemble, options, given)
@@ -91,15 +101,24 @@ def export_run(
             return export_saved_model(
                 ensemble, target, serving_config=serving_config, **given
             )
-        export = export_onnx if format == "onnx" else export_triton
+        export = _EXPORTS[format]
         calibration = samples if precision == "int8" else None
         return export(
             ensemble,
             target,
             precision=precision,
             calibration_data=calibration,
+            **(page or {}),
             **given,
         )
+
+
+_EXPORTS: dict[str, Callable[..., Artefact]] = {
+    "onnx": export_onnx,
+    "litert": export_litert,
+    "triton": export_triton,
+    "web": export_web,
+}
 
 
 def _check_fit(
@@ -173,6 +192,8 @@ def default_output(run: pathlib.Path, format: str) -> pathlib.Path:
     return {
         "saved_model": directory / name,
         "onnx": directory / f"{name}.onnx",
+        "litert": directory / f"{name}.tflite",
+        "web": directory / "web" / name,
         "triton": directory / "triton" / name,
     }[format]
 
@@ -214,15 +235,24 @@ def next_commands(
             *("-v", f"{path.parent}:/models/{name}"),
             *("-e", f"MODEL_NAME={name}", "tensorflow/serving"),
         ],
-        "onnx": ["python", "-c", _PYTHON.format(path=str(path))],
+        "onnx": ["python", "-c", _ONNX.format(path=str(path))],
+        "litert": ["python", "-c", _LITERT.format(path=str(path))],
+        "web": [
+            *("python", "-m", "http.server", "--bind", "127.0.0.1"),
+            *("--directory", str(path)),
+        ],
         "triton": ["tritonserver", "--model-repository", str(path.parent)],
     }[format]
     return [shlex.join(verify), shlex.join(serve)]
 
 
-_PYTHON = (
+_ONNX = (
     "import onnxruntime as ort; "
     "print([i.name for i in ort.InferenceSession({path!r}).get_inputs()])"
+)
+_LITERT = (
+    "from ai_edge_litert.interpreter import Interpreter; "
+    "print(Interpreter({path!r}).get_signature_list())"
 )
 
 

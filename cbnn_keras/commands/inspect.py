@@ -53,6 +53,9 @@ def inspect_run(
         "note": None if run.is_finished else UNFINISHED,
         "header": run.header.to_json(),
         "rounds": rounds,
+        "calibration": None
+        if run.calibration is None
+        else dict(vars(run.calibration)),
     }
 
 
@@ -77,6 +80,24 @@ def print_run(content: Json) -> None:
     named = {"method": header["method"], **header["settings"]}
     settings = ", ".join(f"{name} {value}" for name, value in named.items())
     console.print(printable(f"Settings: {settings}"), soft_wrap=True)
+    if content["calibration"] is not None:
+        text = _calibration(content["calibration"], rounds)
+        console.print(printable(text), soft_wrap=True)
+
+
+def _calibration(found: Json, rounds: list[Json]) -> str:
+    text = (
+        f"Calibrated: temperature {found['temperature']:.3f} from "
+        f"{found['num_samples']:,} samples"
+    )
+    if found["coverage"] is not None:
+        text += f", sets of coverage {found['coverage']:g}"
+    voting = {r["step"]: r["vote"] for r in rounds if r["is_voting"]}
+    if dict(zip(found["members"], found["votes"], strict=True)) != voting:
+        steps = ", ".join(map(str, found["members"]))
+        votes = ", ".join(f"{vote:.3f}" for vote in found["votes"])
+        text += f"; only for the members of steps {steps} with votes {votes}"
+    return text
 
 
 def _vote(record: Json) -> str:
@@ -89,17 +110,20 @@ def _vote(record: Json) -> str:
 
 def _rounds_table(rounds: list[Json]) -> Table:
     table = Table()
-    for name in ("step", "epoch", "weighted error", "vote", "Z", "bound"):
+    # Without reweighting Z is 1, and so is the bound: nothing to look at.
+    of_weights = {"Z": "normaliser", "bound": "bound"}
+    if all(r["normaliser"] == 1 for r in rounds):
+        of_weights = {}
+    names = ("step", "epoch", "weighted error", "vote", *of_weights, "size")
+    for name in names:
         table.add_column(name, justify="right")
-    table.add_column("size", justify="right")
     for r in rounds:
         table.add_row(
             str(r["step"]),
             str(r["epoch"] + 1),
             f"{r['error']:.4f}",
             _vote(r),
-            f"{r['normaliser']:.4f}",
-            f"{r['bound']:.4f}",
+            *(f"{r[name]:.4f}" for name in of_weights.values()),
             decimal(r["bytes"]) if r["is_kept"] else "not kept",
         )
     return table

@@ -4,6 +4,19 @@ import argparse
 import pathlib
 import re
 
+# Arguments of `cbnn export` that only the page of a web export has.
+PAGE_OPTIONS = (
+    "runtime",
+    "input",
+    "title",
+    "image_shape",
+    "value_range",
+    "invert",
+    "margin",
+    "pen",
+    "crop",
+)
+
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -53,6 +66,25 @@ def add_import(parser: argparse.ArgumentParser) -> None:
         help="a module of yours, looked for in the working directory first, "
         "that defines the layers and functions of the model; it is imported, "
         "so its code runs; may be given several times",
+    )
+
+
+def add_calibrate_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data",
+        type=pathlib.Path,
+        required=True,
+        metavar="FILE",
+        help="an .npz file with inputs `x` and labels `y` that were not "
+        "trained on, a thousand samples or more",
+    )
+    parser.add_argument(
+        "--coverage",
+        type=float,
+        metavar="SHARE",
+        help="also find sets of classes that the label is in for this share of "
+        "new samples, such as 0.9, for `cbnn export --outputs "
+        "probabilities,set`",
     )
 
 
@@ -110,12 +142,68 @@ def add_report_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_distil_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data",
+        type=pathlib.Path,
+        required=True,
+        metavar="FILE",
+        help="an .npz file with the training inputs `x` and labels `y`",
+    )
+    parser.add_argument(
+        "--to",
+        type=pathlib.Path,
+        required=True,
+        metavar="DIRECTORY",
+        help="where the network is kept: a run of one member, in a new "
+        "directory or an empty one",
+    )
+    parser.add_argument(
+        "--unlabelled",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="an .npz file with more inputs, which need no labels",
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=30, help="(default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, help="(default: that of the run, or 32)"
+    )
+    parser.add_argument(
+        "--learning-rate",
+        type=float,
+        help="of Adam, to begin with; it falls to zero (default: 0.001)",
+    )
+    parser.add_argument(
+        "--temperature",
+        type=float,
+        default=1.0,
+        help="above 1, classes that are not predicted count for more "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--alpha",
+        type=float,
+        default=0.0,
+        help="the share of the labels in the loss (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--mixup",
+        type=float,
+        default=0.0,
+        help="blends samples, such as 0.2 (default: %(default)s, not at all)",
+    )
+    parser.add_argument("--seed", type=int, help="of weights and batches")
+
+
 def add_export_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
-        choices=["saved_model", "onnx", "triton"],
+        choices=["saved_model", "onnx", "litert", "triton", "web"],
         default="saved_model",
-        help="(default: %(default)s); triton is a model of its repository",
+        help="(default: %(default)s); triton is a model of its repository, web "
+        "a directory with a page that classifies in the browser",
     )
     parser.add_argument(
         "--output",
@@ -134,7 +222,7 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=["float32", "float16", "int8"],
         default="float32",
-        help="of onnx and triton (default: %(default)s); int8 needs --data",
+        help="of all but saved_model (default: %(default)s); int8 needs --data",
     )
     parser.add_argument(
         "--serving-config",
@@ -150,7 +238,56 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
         help="export the members so far of a run that is not finished",
     )
     add_serving_options(parser)
+    add_page_options(parser)
     add_data_options(parser)
+
+
+def add_page_options(parser: argparse.ArgumentParser) -> None:
+    """Arguments that are called like a field of `PageOptions`."""
+    page = parser.add_argument_group("the page of --format web")
+    page.add_argument(
+        "--runtime",
+        type=pathlib.Path,
+        metavar="DIRECTORY",
+        help="files of onnxruntime-web (default: what `npm install "
+        "onnxruntime-web` left in node_modules)",
+    )
+    page.add_argument(
+        "--input",
+        choices=["drawing", "image", "row"],
+        help="what people give it (default: by the shape of the input)",
+    )
+    page.add_argument("--title", help="its heading")
+    page.add_argument(
+        "--image-shape",
+        type=int,
+        nargs=2,
+        metavar=("HEIGHT", "WIDTH"),
+        help="of images that the model takes as a row (default: a square)",
+    )
+    page.add_argument(
+        "--value-range",
+        type=float,
+        nargs=2,
+        metavar=("DARK", "BRIGHT"),
+        help="what the darkest and the brightest pixel become (default: 0 1)",
+    )
+    page.add_argument(
+        "--invert",
+        action=argparse.BooleanOptionalAction,
+        help="dark becomes bright before that (default: for drawings)",
+    )
+    page.add_argument(
+        "--margin",
+        type=float,
+        help="share that stays free at each side of a drawing (default: 0)",
+    )
+    page.add_argument("--pen", type=float, help="its width, as a share")
+    page.add_argument(
+        "--crop",
+        action=argparse.BooleanOptionalAction,
+        help="take the middle of an image instead of stretching it",
+    )
 
 
 def add_serving_options(parser: argparse.ArgumentParser) -> None:
@@ -158,9 +295,14 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--outputs",
         type=_names,
-        default="probabilities",
-        help="a list, with commas, of probabilities, class, top_k, members, "
-        "disagreement (default: %(default)s)",
+        help="a list, with commas, of probabilities, class, top_k, set, "
+        "members, disagreement, members_used (default: probabilities)",
+    )
+    parser.add_argument(
+        "--uncalibrated",
+        dest="calibrated",
+        action="store_false",
+        help="leave the temperature of `cbnn calibrate` out",
     )
     parser.add_argument(
         "--top-k", type=int, default=5, help="(default: %(default)s)"
@@ -170,6 +312,14 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         choices=["soft", "hard"],
         default="soft",
         help="(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--cascade",
+        type=_cascade,
+        metavar="exact|0.95",
+        help="ask members one after another, until the others cannot change "
+        "the predicted class (exact), or until those so far give a class this "
+        "much confidence (default: ask all)",
     )
     parser.add_argument(
         "--priors",
@@ -215,6 +365,16 @@ def _bytes(text: str) -> int:
             f"{text!r} is no number of bytes, such as 500M or 8G"
         )
     return int(found[1]) * 1024 ** " KMG".index(found[2].upper() or " ")
+
+
+def _cascade(text: str) -> str | float:
+    """`exact`, or a number."""
+    try:
+        return text if text == "exact" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither exact nor a confidence, such as 0.95"
+        ) from None
 
 
 def _names(text: str) -> list[str]:

@@ -2,55 +2,40 @@
 
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict, Unpack
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
 
 import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cbnn_keras import imbalance, metrics
+from cbnn_keras.cascades import Cascade
 from cbnn_keras.data.conversion import numbered_as
-from cbnn_keras.data.labelled import (
-    as_pair,
-    check_same_length,
-)
-from cbnn_keras.ensemble import merging, selection
+from cbnn_keras.data.labelled import as_pair, check_same_length
+from cbnn_keras.ensemble import cascading, merging, selection
+from cbnn_keras.ensemble.distilling import Distilling
 from cbnn_keras.ensemble.keras_metrics import KerasMetrics, labels_of
 from cbnn_keras.ensemble.loading import (
     ModelNeededError,  # noqa: F401  (to be had here too)
     checked_objects,
     load_model,
+    voting_members,
     warn_of_missing,
     warn_of_unfinished,
 )
-from cbnn_keras.ensemble.members import (
-    CACHE_BYTES,
-    Members,
-    check_has_members,
-    readable_inputs,
-)
+from cbnn_keras.ensemble.members import CACHE_BYTES, check_has_members
+from cbnn_keras.ensemble.predicting import PredictOptions
 from cbnn_keras.ensemble.quality import checked_quality
+from cbnn_keras.ensemble.souping import Souping
 from cbnn_keras.ensemble.voting import checked_priors
 from cbnn_keras.metrics import accuracy, negative_log_likelihood
 from cbnn_keras.models.foreign import Foreign
 from cbnn_keras.runs.directory import RunDirectory
-from cbnn_keras.runs.run import Run
 from cbnn_keras.support import arguments
-from cbnn_keras.support.console import Reporter
 from cbnn_keras.support.files import MAX_BYTES
 
 
-class PredictOptions(TypedDict, total=False):
-    """Arguments that `evaluate` shares with `predict`."""
-
-    batch_size: int | None
-    voting: str
-    priors: ArrayLike | None
-    verbose: int
-
-
-class CheckpointEnsemble(Members):
+class CheckpointEnsemble(Distilling, Souping):
     """The members of a run, averaged as probabilities with their votes.
 
     Holds one model and swaps the members' weights into it, so that memory does
@@ -68,6 +53,8 @@ class CheckpointEnsemble(Members):
         votes: lambda of each member as computed, or what `select` has chosen
             instead, shape `(num_members,)`.
         classifier: How outputs of the model are read as probabilities.
+        calibration: What `calibrate` found, if it was for these members and
+            votes, or None.
     """
 
     @classmethod
@@ -145,70 +132,6 @@ class CheckpointEnsemble(Members):
         if not run.is_finished:
             warn_of_unfinished(run)
         return ensemble
-
-    def predict(
-        self,
-        x: Any,
-        *,
-        batch_size: int | None = None,
-        voting: str = "soft",
-        priors: ArrayLike | None = None,
-        verbose: int = 1,
-    ) -> np.ndarray:
-        """Probabilities of the ensemble.
-
-        Args:
-            x: Whatever the model's `predict` accepts; a dataset must give the
-                same order in every pass.
-            batch_size: As in `keras.Model.predict`.
-            voting: `"soft"` averages probabilities, `"hard"` one-hot votes (the
-                paper's equation; ties go to the lower class).
-            priors: Shares of the classes in training, shape `(num_classes,)`,
-                such as `imbalance.class_priors(labels)`: what was averaged is
-                divided by them and by its sum, so that rare classes are not
-                at a disadvantage. For soft voting only.
-            verbose: 0 for no progress bar.
-
-        Returns:
-            Shape `(num_samples, num_classes)`, or `(num_samples, 1)`, the
-            probability of class 1, for a model with one sigmoid output.
-        """
-        priors = checked_priors(voting, priors, self.classifier)
-        inputs = readable_inputs(x)
-        mean = metrics.RunningMean()
-        length = None
-        with self._lent() as load:
-            for step, vote in Reporter(verbose).track(
-                zip(self._steps, self.votes, strict=True),
-                len(self._steps),
-                "members predict",
-            ):
-                found = self.classifier.predict(load(step), inputs, batch_size)
-                length = len(found) if length is None else length
-                check_same_length("The inputs", length, len(found))
-                if voting == "hard":
-                    found = metrics.one_hot_votes(found)
-                average = mean.add(found, vote)
-        if priors is not None:
-            average = imbalance.threshold(average, priors)
-        return average.astype(np.float32)
-
-    def staged_predict(
-        self,
-        x: Any,
-        *,
-        batch_size: int | None = None,
-        voting: str = "soft",
-        priors: ArrayLike | None = None,
-        verbose: int = 1,
-    ) -> Iterator[np.ndarray]:
-        """Predictions of the first member, the first two, ..., all of them.
-
-        Takes the arguments of `predict`; each member predicts once.
-        """
-        checked = checked_priors(voting, priors, self.classifier)
-        outputs = self.member_probabilities(x, batch_size, verbose)
-        return self._stages(outputs, voting, checked)
 
     def evaluate(
         self,
@@ -338,11 +261,25 @@ class CheckpointEnsemble(Members):
         steps = list(self.run.members)
         return self._with(steps, [votes.get(step, 0.0) for step in steps])
 
+    def cascade(
+        self, validation_data: Any, *, loss: float = 0.001, **options: Any
+    ) -> Cascade:
+        """In which order to ask members, and when to stop, for an export.
+
+        Args:
+            validation_data: `(x, y)` or a dataset of batches that training has
+                not seen.
+            loss: Accuracy that may be lost; 0.001 is a tenth of a point.
+            **options: See `cascading.choose_cascade`.
+        """
+        return cascading.choose_cascade(self, validation_data, loss, **options)
+
     def as_model(
         self,
         *,
         voting: str = "soft",
         priors: ArrayLike | None = None,
+        calibrated: bool = True,
         inputs: Any = None,
     ) -> keras.Model:
         """One ordinary Keras model that holds a copy of every member.
@@ -354,6 +291,7 @@ class CheckpointEnsemble(Members):
         Args:
             voting: `"soft"` or `"hard"`, as in `predict`.
             priors: As in `predict`. They become constants of the model.
+            calibrated: As in `predict`. So does the temperature.
             inputs: `keras.Input`s in the structure that the model is called
                 with; needed only for a subclassed model.
         """
@@ -364,35 +302,7 @@ class CheckpointEnsemble(Members):
                 self.votes,
                 self.classifier,
                 voting=voting,
+                temperature=self.temperature(voting, calibrated),
                 priors=priors,
                 inputs=inputs,
             )
-
-    def _stages(
-        self,
-        outputs: Iterator[np.ndarray],
-        voting: str,
-        priors: np.ndarray | None,
-    ) -> Iterator[np.ndarray]:
-        mean = metrics.RunningMean()
-        for vote, found in zip(self.votes, outputs, strict=True):
-            if voting == "hard":
-                found = metrics.one_hot_votes(found)
-            average = mean.add(found, vote)
-            if priors is not None:
-                average = imbalance.threshold(average, priors)
-            yield average.astype(np.float32)
-
-
-def voting_members(run: Run, members: str) -> list[int]:
-    """The steps of the members of a run that a user asks for.
-
-    Raises:
-        ValueError: If that is neither `"trusted"` nor `"all"`.
-    """
-    if members not in ("trusted", "all"):
-        raise ValueError(
-            f"members={members!r}: must be 'trusted' or 'all'; `select` and "
-            "`take` choose among them."
-        )
-    return run.voters if members == "trusted" else list(run.members)

@@ -8,6 +8,7 @@ import keras
 
 from cbnn_keras.models.foreign import Foreign, RebuildError
 from cbnn_keras.runs.directory import RunDirectory
+from cbnn_keras.runs.run import Run
 from cbnn_keras.support.faults import RunError
 
 
@@ -98,3 +99,17 @@ def _check_is_described(run: RunDirectory, model: keras.Model) -> None:
             f"parameters, but the manifest speaks of {num_parameters:,}. "
             "Restore the files, or train again."
         )
+
+
+def voting_members(run: Run, members: str) -> list[int]:
+    """The steps of the members of a run that a user asks for.
+
+    Raises:
+        ValueError: If that is neither `"trusted"` nor `"all"`.
+    """
+    if members not in ("trusted", "all"):
+        raise ValueError(
+            f"members={members!r}: must be 'trusted' or 'all'; `select` and "
+            "`take` choose among them."
+        )
+    return run.voters if members == "trusted" else list(run.members)

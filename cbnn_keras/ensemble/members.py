@@ -11,12 +11,13 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike
 
+from cbnn_keras.calibration import CalibrationRecord
 from cbnn_keras.data.labelled import (
     check_same_length,
     empty,
     split_labels,
 )
-from cbnn_keras.models import copying
+from cbnn_keras.models import copying, engine
 from cbnn_keras.models.foreign import Foreign, faults_of_model
 from cbnn_keras.models.state import generators_kept
 from cbnn_keras.runs.claims import LARGEST_VOTE, SMALLEST_VOTE
@@ -79,6 +80,14 @@ class Members:
     def members(self) -> list[Json]:
         """The record of each member's round, as in `CBNNCallback.history`."""
         return [record.to_json() for record in self.rounds]
+
+    @property
+    def calibration(self) -> CalibrationRecord | None:
+        """What `calibrate` found, if it was for these members and votes."""
+        found = self.run.calibration
+        if found is None or not found.holds_for(self._steps, self.votes):
+            return None
+        return found
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -218,6 +227,7 @@ class Members:
             ]:
                 # Whoever loads it gets these members with these votes.
                 target.chosen_votes = dict(zip(self._steps, votes, strict=True))
+            target.calibration = self.calibration
             target.finish()
 
     @contextlib.contextmanager
@@ -284,6 +294,7 @@ class _Lender:
 
         The model's own weights are kept once and put back in the end.
         """
+        engine.in_use().sync(self.model)
         kept = [np.array(weight) for weight in self.model.get_weights()]
         try:
             yield self._load

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cbnn_keras import imbalance
+from cbnn_keras.ensemble.adjusting import adjusted_tensors
 from cbnn_keras.models import keras_internals
 from cbnn_keras.models.classifier import Classifier
 
@@ -25,6 +25,7 @@ def merge(
     classifier: Classifier,
     *,
     voting: str = "soft",
+    temperature: float | None = None,
     priors: ArrayLike | None = None,
     inputs: Any = None,
     received: Any = None,
@@ -41,13 +42,13 @@ def merge(
         votes: lambda of each member.
         classifier: How to read the members' outputs.
         voting: `"soft"` or `"hard"`.
-        priors: What the mean is divided by, see `threshold`.
+        temperature: What the mean is scaled by, see `adjusting`.
+        priors: What it is divided by then.
         inputs: `keras.Input`s for subclassed members, whose own are unknown.
         received: What the members are called with, where layers are in front
             of them: made from the `inputs`. Defaults to the `inputs`.
         with_members: Whether the outputs are a dict of `probabilities` and
-            `members`, the probabilities of each member, shape `(batch,
-            num_members, num_classes)`.
+            `members`, a list with the probabilities of each member.
     """
     if inputs is None:
         inputs = inputs_like(members[0])
@@ -64,13 +65,19 @@ def merge(
     )
     taken = {operation.name for operation in front.operations}
     outputs = member_outputs(members, received, classifier, taken=taken)
-    average = combine(outputs, votes, voting=voting, priors=priors, taken=taken)
+    average = combine(
+        outputs,
+        votes,
+        voting=voting,
+        temperature=temperature,
+        priors=priors,
+        taken=taken,
+    )
     results = average
     if with_members:
-        columns = [keras.ops.cast(output, "float32") for output in outputs]
         results = {
             "probabilities": average,
-            "members": keras.ops.stack(columns, axis=1),
+            "members": [keras.ops.cast(o, "float32") for o in outputs],
         }
     return keras.Model(inputs, results, name="checkpoint_ensemble")
 
@@ -126,6 +133,7 @@ def combine(
     votes: np.ndarray,
     *,
     voting: str = "soft",
+    temperature: float | None = None,
     priors: ArrayLike | None = None,
     taken: Collection[str] = (),
 ) -> Any:
@@ -137,7 +145,8 @@ def combine(
         outputs: What `member_outputs` gave.
         votes: lambda of each member.
         voting: `"soft"` or `"hard"`.
-        priors: What the mean is divided by, see `threshold`.
+        temperature: What the mean is scaled by, see `adjusting`.
+        priors: What it is divided by then.
         taken: Names that layers must not get.
     """
     shares = np.asarray(votes) / np.sum(votes)
@@ -146,39 +155,21 @@ def combine(
             float(share),
             dtype="float32",
             name=_free_name(f"vote_{number}", taken),
-        )(_one_hot_votes(output) if voting == "hard" else output)
+        )(one_hot_votes(output) if voting == "hard" else output)
         for number, (output, share) in enumerate(
             zip(outputs, shares, strict=True)
         )
     ]
     last = _free_name("probabilities", taken)
-    if priors is None and len(parts) > 1:
+    is_adjusted = temperature is not None or priors is not None
+    if not is_adjusted and len(parts) > 1:
         return keras.layers.Add(dtype="float32", name=last)(parts)
     average = parts[0]
     if len(parts) > 1:
         name = _free_name("average", taken)
         average = keras.layers.Add(dtype="float32", name=name)(parts)
-    if priors is not None:
-        average = threshold(average, priors)
+    average = adjusted_tensors(average, temperature, priors)
     return keras.layers.Identity(dtype="float32", name=last)(average)
-
-
-def threshold(probabilities: Any, priors: ArrayLike | None) -> Any:
-    """`imbalance.threshold` of tensors, symbolic or not, in float32.
-
-    Args:
-        probabilities: Shape `(..., num_classes)`, or `(..., 1)` if binary.
-        priors: Shape `(num_classes,)`; None changes nothing.
-    """
-    if priors is None:
-        return probabilities
-    weights = imbalance.inverse_priors(priors).astype("float32")
-    if probabilities.shape[-1] == 1:
-        first = (1 - probabilities) * float(weights[0])
-        second = probabilities * float(weights[1])
-        return second / (first + second)
-    weighted = probabilities * weights
-    return weighted / keras.ops.sum(weighted, axis=-1, keepdims=True)
 
 
 @dataclasses.dataclass
@@ -371,7 +362,7 @@ def _probabilities(outputs: Any, classifier: Classifier) -> Any:
     return keras.layers.Activation(activation, dtype="float32")(outputs)
 
 
-def _one_hot_votes(probabilities: Any) -> Any:
+def one_hot_votes(probabilities: Any) -> Any:
     """`metrics.one_hot_votes` of symbolic tensors; ties to the lower class."""
     if probabilities.shape[-1] == 1:
         return keras.ops.cast(probabilities > 0.5, "float32")

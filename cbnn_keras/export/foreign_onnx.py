@@ -30,7 +30,7 @@ def check_onnx(path: pathlib.Path, max_bytes: int) -> None:
     """
     onnx = extras.need("onnx", "onnx")
     size = _size(path)
-    _check_total(path, size, max_bytes)
+    check_total(path, size, max_bytes)
     with faults_named(path, _ADVICE), open_regular(path) as file:
         model = onnx.load_model_from_string(file.read(max_bytes))
         sizes: dict[str, int] = {}
@@ -39,7 +39,7 @@ def check_onnx(path: pathlib.Path, max_bytes: int) -> None:
             total += _declared_bytes(onnx, tensor)
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
                 _check_external(path, tensor, sizes)
-    _check_total(path, max(total, size + sum(sizes.values())), max_bytes)
+    check_total(path, max(total, size + sum(sizes.values())), max_bytes)
 
 
 def _size(path: pathlib.Path) -> int:
@@ -100,7 +100,8 @@ def _check_external(
         )
 
 
-def _check_total(path: pathlib.Path, total: int, max_bytes: int) -> None:
+def check_total(path: pathlib.Path, total: int, max_bytes: int) -> None:
+    """Raises a `RunError` if an artefact would take more than is allowed."""
     if total > max_bytes:
         raise RunError(
             f"{path} would take {decimal(total)}, more than the "

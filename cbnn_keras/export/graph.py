@@ -4,6 +4,7 @@ Every format is made from the same `ServingGraph`, and compared with what the
 graph's `reference` says, which is computed by another way.
 """
 
+import dataclasses
 import functools
 import re
 from collections.abc import Collection, Sequence
@@ -13,8 +14,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cbnn_keras.calibration import CalibrationRecord
 from cbnn_keras.ensemble import CheckpointEnsemble, merging
-from cbnn_keras.export import made_up_inputs
+from cbnn_keras.ensemble.adjusting import adjusted_tensors
+from cbnn_keras.ensemble.predicting import needed_threshold
+from cbnn_keras.export import cascade_option, made_up_inputs
+from cbnn_keras.export.cascade_graph import (
+    CascadeGraph,
+    Marks,
+    skip_if_decided,
+)
 from cbnn_keras.export.options import ServingOptions
 from cbnn_keras.export.reference import reference
 from cbnn_keras.models.keras_internals import is_made_up_name
@@ -31,8 +40,9 @@ class ServingGraph:
 
     Attributes:
         options: The options, fitted to the ensemble.
+        calibration: What the probabilities are calibrated by, or None.
         model: Keras model from what clients send to probabilities of the
-            ensemble and of the members.
+            ensemble and of the members, all of which it computes.
         input_specs: A `tf.TensorSpec` for each input, by its name.
         reference: What the Keras ensemble says, without the `model`, as a
             function of arrays by input name.
@@ -45,8 +55,16 @@ class ServingGraph:
     def __init__(
         self, ensemble: CheckpointEnsemble, options: ServingOptions
     ) -> None:
-        self.options = options = options.fitted_to(ensemble.classifier)
+        _check_backend()
+        options = options.fitted_to(ensemble.classifier)
         self._ensemble = ensemble.in_float32()
+        self.calibration = _calibration(ensemble, options)
+        if options.cascade is not None:
+            cascade = cascade_option.fitted(
+                options.cascade, ensemble, self._temperature
+            )
+            options = dataclasses.replace(options, cascade=cascade)
+        self.options = options
         members = self._ensemble.member_models()
         inputs = options.inputs
         if inputs is None:  # what the first layers take
@@ -64,8 +82,19 @@ class ServingGraph:
                 'inputs=keras.Input(..., name="another").'
             )
         self.model = self._merged(members, inputs)
+        self._cascade = None
+        if options.cascade is not None:
+            self._cascade = CascadeGraph(
+                self.model,
+                options.cascade,
+                [record.step for record in ensemble.rounds],
+                self._ensemble.votes,
+                priors=options.priors,
+                temperature=self._temperature,
+                voting=options.voting,
+            )
         self.reference = functools.partial(
-            reference, self._ensemble, options, inputs
+            reference, self._ensemble, options, self.calibration, inputs
         )
         self._sample_data = None
         if options.sample_data is not None:
@@ -93,11 +122,17 @@ class ServingGraph:
             self._ensemble.votes,
             self._ensemble.classifier,
             voting=options.voting,
+            temperature=self._temperature,
             priors=options.priors,
             inputs=tensors,
             received=received,
             with_members=True,
         )
+
+    @property
+    def _temperature(self) -> float | None:
+        found = self.calibration
+        return None if found is None else found.temperature
 
     def metadata(self, precision: str = "float32") -> Json:
         """What an artefact says about itself, as JSON can hold it.
@@ -106,6 +141,11 @@ class ServingGraph:
             precision: What the artefact computes in.
         """
         ensemble = self._ensemble
+        calibration = {}
+        if self.calibration is not None:
+            said = dict(vars(self.calibration))
+            said = {k: said[k] for k in said.keys() - {"members", "votes"}}
+            calibration["calibration"] = said
         return {
             "cbnn_keras_version": __version__,
             "members": [record.step for record in ensemble.rounds],
@@ -113,60 +153,76 @@ class ServingGraph:
             "num_classes": ensemble.classifier.num_classes,
             "precision": precision,
             **self.options.metadata(),
+            **calibration,
         }
 
     def function(
         self,
         outputs: Collection[str] | None = None,
         weights: Sequence[keras.Variable] = (),
+        is_flat: bool = False,
     ) -> Any:
         """A `tf.function` of one tensor for each input, in their order.
 
         Args:
             outputs: Which outputs to compute, instead of those of the options.
             weights: Variables whose values become further arguments.
+            is_flat: Whether a cascade computes all and marks its branches, see
+                `cascade_graph.Marks`.
 
         Returns:
-            A dict of tensors, by output name.
+            A dict of tensors, by output name, and the marks if it is flat.
         """
         chosen = self.options.outputs if outputs is None else outputs
         num_inputs = len(self.input_specs)
 
         def serve(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
             given = zip(weights, tensors[num_inputs:], strict=True)
+            inputs, marks = list(tensors[:num_inputs]), Marks()
             with keras.StatelessScope(state_mapping=list(given)):
-                results = self.model(list(tensors[:num_inputs]), training=False)
-            return self._derive(results, chosen)
+                if self._cascade is None:
+                    results = self.model(inputs, training=False)
+                else:
+                    branch = marks if is_flat else skip_if_decided
+                    results = self._cascade(inputs, branch)
+            return self._derive(results, chosen) | marks.tensors
 
         return tf.function(serve, autograph=False)
 
     def _derive(
         self, results: dict[str, tf.Tensor], chosen: Collection[str]
     ) -> dict[str, tf.Tensor]:
-        """The chosen outputs from those of the merged model."""
-        probabilities, members = results["probabilities"], results["members"]
+        """The chosen outputs from those of the merged model or a cascade."""
+        probabilities = results["probabilities"]
         found = {}
         if "probabilities" in chosen:
             found["probabilities"] = probabilities
         if "class" in chosen:
             found["class"] = self._named(_predicted_classes(probabilities))
+        columns = probabilities
+        if self._ensemble.classifier.is_binary:
+            columns = tf.concat([1 - probabilities, probabilities], axis=1)
         if "top_k" in chosen:
-            columns = probabilities
-            if self._ensemble.classifier.is_binary:
-                columns = tf.concat([1 - probabilities, probabilities], axis=1)
             values, best = tf.math.top_k(columns, self.options.top_k)
             found["top_k_classes"] = self._named(tf.cast(best, tf.int64))
             found["top_k_probabilities"] = values
+        if "set" in chosen:
+            found["set"] = columns >= needed_threshold(self.calibration)
+        if "members_used" in chosen:
+            found["members_used"] = results["members_used"]
         if "members" in chosen:
-            found["members"] = members
+            found["members"] = tf.stack(results["members"], axis=1)
         if "disagreement" in chosen:
             classes = _predicted_classes(probabilities)
+            members = tf.stack(results["members"], axis=1)
             found["disagreement"] = self._disagreement(members, classes)
         return found
 
     def _disagreement(self, members: tf.Tensor, classes: tf.Tensor) -> Any:
         """The share of votes that is not for the predicted classes."""
-        opinions = merging.threshold(members, self.options.priors)
+        opinions = adjusted_tensors(
+            members, self._temperature, self.options.priors
+        )
         agrees = tf.equal(_predicted_classes(opinions), classes[:, tf.newaxis])
         shares = self._ensemble.votes / self._ensemble.votes.sum()
         against = tf.where(agrees, 0.0, shares.astype(np.float32))
@@ -195,6 +251,40 @@ class ServingGraph:
             return {k: array[:num] for k, array in self._sample_data.items()}
         arrays = made_up_inputs.plausible_inputs(self.model, num)
         return dict(zip(self.input_specs, arrays, strict=True))
+
+
+def _calibration(
+    ensemble: CheckpointEnsemble, options: ServingOptions
+) -> CalibrationRecord | None:
+    """What the probabilities are calibrated by, of an ensemble or as given."""
+    found: CalibrationRecord | None
+    if isinstance(options.calibrated, CalibrationRecord):
+        found = options.calibrated
+        steps = [record.step for record in ensemble.rounds]
+        if not found.holds_for(steps, ensemble.votes):
+            raise ValueError(
+                "calibrated=...: this was found for other members or votes. "
+                "Calibrate what is exported."
+            )
+    elif options.voting == "soft" and options.calibrated:
+        found = ensemble.calibration
+    else:
+        found = None
+    if "set" in options.outputs:
+        needed_threshold(found)
+    return found
+
+
+def _check_backend() -> None:
+    name = keras.backend.backend()
+    if name != "tensorflow":
+        raise ValueError(
+            "Exports are graphs of TensorFlow, and this process computes with "
+            f"{name}. A run exports whatever it was trained with: `cbnn export "
+            "RUN` on the command line, or in a process with "
+            "KERAS_BACKEND=tensorflow, export_onnx(CheckpointEnsemble.load("
+            "directory), path)."
+        )
 
 
 def trace(function: Any, specs: Sequence[tf.TensorSpec]) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from cbnn_keras.calibration import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE
 from cbnn_keras.export.options import OUTPUTS
 from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.faults import RunError, faults_named
@@ -21,8 +22,17 @@ def read_metadata(path: pathlib.Path) -> Json:
     Raises:
         RunError: If the file is no such file.
     """
-    with open_regular(path) as file, faults_named(path, _ADVICE):
-        content = file.read(_MAX_BYTES + 1)
+    with open_regular(path) as file:
+        return metadata_from_bytes(path, file.read(_MAX_BYTES + 1))
+
+
+def metadata_from_bytes(path: pathlib.Path, content: bytes) -> Json:
+    """Metadata from JSON that was found in a file.
+
+    Raises:
+        RunError: If the content is no such JSON; names the file.
+    """
+    with faults_named(path, _ADVICE):
         if len(content) > _MAX_BYTES:
             raise RunError(
                 f"{path} has more than {_MAX_BYTES} bytes. {_ADVICE}"
@@ -58,13 +68,49 @@ def check_metadata(path: pathlib.Path, metadata: Json) -> None:
         for name, is_right in _CHECKS.items()
         if name not in metadata or not is_right(metadata[name])
     ]
+    calibration = metadata.get("calibration")
+    if not _is_calibration(calibration):
+        wrong.append("calibration")
+    elif not wrong and "set" in metadata["outputs"]:
+        if calibration is None or calibration["threshold"] is None:
+            wrong = ["calibration"]
     if not wrong and len(metadata["votes"]) != len(metadata["members"]):
         wrong = ["votes"]
+    if not wrong and "cascade" in metadata and not _is_cascade(metadata):
+        wrong.append("cascade")
     if wrong:
         raise RunError(
             f"The metadata of {path} are not those of an export: "
             f"{', '.join(wrong)} missing or of the wrong kind. {_ADVICE}"
         )
+
+
+def _is_cascade(metadata: Json) -> bool:
+    """Whether the cascade is what `cascade_option.to_metadata` gives."""
+    value = metadata["cascade"]
+    keys = {"rule", "order", "confidence"}
+    if not isinstance(value, dict) or set(value) != keys:
+        return False
+    order, confidence = value["order"], value["confidence"]
+    is_exact = confidence is None
+    return (
+        _list_of(_is_integer)(order)
+        and sorted(order) == metadata["members"]
+        and (is_exact or (_is_positive(confidence) and confidence < 1))
+        and value["rule"] == ("exact" if is_exact else "confident")
+    )
+
+
+def _is_calibration(value: Any) -> bool:
+    """Whether it is None, as in artefacts that are not calibrated, or one."""
+    if value is None:
+        return True
+    if not isinstance(value, dict) or value.keys() != _CALIBRATION.keys():
+        return False
+    is_right = all(check(value[name]) for name, check in _CALIBRATION.items())
+    return is_right and (value["coverage"] is None) == (
+        value["threshold"] is None
+    )
 
 
 def _is_integer(value: Any, at_least: int = 1) -> bool:
@@ -108,5 +154,18 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "outputs": _list_of(_one_of(*OUTPUTS)),
     "top_k": _is_integer,
     "has_preprocess": lambda value: isinstance(value, bool),
+}
+# Of temperature and sets, where an export is calibrated.
+_CALIBRATION: dict[str, Callable[[Any], bool]] = {
+    "temperature": lambda value: (
+        _is_positive(value)
+        and SMALLEST_TEMPERATURE < 1.01 * value
+        and value < 1.01 * LARGEST_TEMPERATURE
+    ),
+    "num_samples": _is_integer,
+    "coverage": _or_none(lambda value: _is_positive(value) and value < 1),
+    "threshold": _or_none(
+        lambda value: value == 0.0 or _is_positive(value) and value <= 1
+    ),
 }
 _ADVICE = "Export the run again."

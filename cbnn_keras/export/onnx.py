@@ -102,6 +102,12 @@ def write_onnx(
     The arguments are those of `export_onnx`.
     """
     onnx_precisions.check(precision, calibration_data)
+    if options.cascade is not None and precision != "float32":
+        raise ValueError(
+            f"precision={precision!r} is for exports without a cascade: the "
+            "tools that round weights do not look into branches. Leave one of "
+            "the two out."
+        )
     for module in ("onnx", "tf2onnx", "onnxruntime"):
         extras.need(module, "onnx")
     if options.sample_data is None:

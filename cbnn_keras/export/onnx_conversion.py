@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cbnn_keras.export import onnx_branches
 from cbnn_keras.export.graph import ServingGraph, trace
 from cbnn_keras.support import extras
 from cbnn_keras.support.aliases import Json
@@ -35,7 +36,7 @@ def to_onnx(graph: ServingGraph, precision: str = "float32") -> Any:
     """
     weights = _weights_apart(graph)
     specs = [*graph.input_specs.values(), *map(_spec, weights.items())]
-    function = graph.function(weights=list(weights.values()))
+    function = graph.function(weights=list(weights.values()), is_flat=True)
     traced = trace(function, specs)
     try:
         with _fast():
@@ -49,6 +50,7 @@ def to_onnx(graph: ServingGraph, precision: str = "float32") -> Any:
     }
     _make_constant(model, _constants_of_layers(traced) | arrays)
     _fold(model)
+    onnx_branches.make_branches(model)
     _clean(model, graph.metadata(precision))
     return model
 

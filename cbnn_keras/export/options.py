@@ -11,12 +11,17 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike
 
+from cbnn_keras.calibration import CalibrationRecord
 from cbnn_keras.ensemble.voting import checked_priors
+from cbnn_keras.export import cascade_option
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.support import arguments
 from cbnn_keras.support.aliases import Json
 
-OUTPUTS = ("probabilities", "class", "top_k", "members", "disagreement")
+OUTPUTS = (
+    *("probabilities", "class", "top_k", "set", "members", "disagreement"),
+    "members_used",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,9 +33,11 @@ class ServingOptions:
     Args:
         outputs: Which of `"probabilities"`, `"class"` (the predicted one),
             `"top_k"` (two outputs, `top_k_classes` and `top_k_probabilities`),
-            `"members"` (probabilities of each member, shape `(batch,
-            num_members, num_classes)`) and `"disagreement"` (share of the votes
-            that is not for the predicted class). Defaults to
+            `"set"` (whether each class is in the set of
+            `CheckpointEnsemble.prediction_sets`), `"members"` (probabilities of
+            each member, shape `(batch, num_members, num_classes)`),
+            `"disagreement"` (share of the votes that is not for the predicted
+            class) and `"members_used"` (how many a cascade asked). Defaults to
             `["probabilities"]`.
         top_k: How many classes `"top_k"` gives. Defaults to 5, or all classes
             if there are fewer.
@@ -51,6 +58,17 @@ class ServingOptions:
             them, and a member votes in `"disagreement"` for the class that it
             would then predict; only `"members"` are what the members themselves
             say.
+        calibrated: Whether the temperature of `CheckpointEnsemble.calibrate`
+            is applied, if there is one: to all outputs but `"members"`. Kept
+            in the artefact's metadata. Defaults to True. Or what `calibrate`
+            gave for these members and votes, to apply just that.
+        cascade: Members are asked one after another, and a sample leaves when
+            it needs no more; it gets the mean of those that were asked.
+            `"exact"`: when no vote of the others can change the predicted
+            class, so that all predicted classes are the ensemble's. A number
+            below 1: also when the mean so far gives a class this much. Or what
+            `ensemble.cascade(validation_data)` has chosen. Defaults to None:
+            all members are asked.
         sample_data: Real inputs, in the structure that clients send, to verify
             with; a few are kept in a SavedModel as warm-up requests. Made up
             from what the model's layers expect by default.
@@ -72,6 +90,8 @@ class ServingOptions:
     inputs: Any = None
     voting: str = "soft"
     priors: ArrayLike | None = None
+    calibrated: bool | CalibrationRecord = True
+    cascade: Any = None  # a `Cascade` once it is checked, or None
     sample_data: Any = None
     tolerance: float | None = None
     allow_unfinished: bool = False
@@ -82,6 +102,11 @@ class ServingOptions:
             "outputs": _checked_outputs(self.outputs),
             "top_k": arguments.integer(owner, "top_k", self.top_k),
         }
+        if not isinstance(self.calibrated, (bool, np.bool_, CalibrationRecord)):
+            raise ValueError(
+                f"{owner}(calibrated={self.calibrated!r}): must be True, "
+                "False, or what `ensemble.calibrate` gave."
+            )
         if self.preprocess is not None:
             _check_preprocess(self.preprocess)
         if self.inputs is not None:
@@ -90,6 +115,9 @@ class ServingOptions:
             check_data("sample_data", self.sample_data)
         if self.class_names is not None:
             checked["class_names"] = _checked_names(self.class_names)
+        checked["cascade"] = cascade_option.checked(
+            self.cascade, checked["outputs"], self.voting, self.priors
+        )
         if self.tolerance is not None:
             checked["tolerance"] = arguments.number(
                 owner,
@@ -135,12 +163,20 @@ class ServingOptions:
             metadata: What the artefact says about itself.
             **client_side: The options that it does not say.
         """
+        calibration = metadata.get("calibration")
         return cls(
             outputs=metadata["outputs"],
             top_k=metadata["top_k"],
             class_names=metadata["labels"],
             voting=metadata["voting"],
             priors=metadata["priors"],
+            calibrated=calibration is not None
+            and CalibrationRecord(
+                members=metadata["members"],
+                votes=metadata["votes"],
+                **calibration,
+            ),
+            cascade=cascade_option.of_metadata(metadata),
             **client_side,
         )
 
@@ -149,7 +185,7 @@ class ServingOptions:
 
         Raises:
             ValueError: If `class_names` or `priors` do not fit the classes, or
-            `voting` and `priors` each other.
+                `outputs`, `voting` and `priors` each other.
         """
         num_classes = classifier.num_classes
         names = self.class_names
@@ -157,6 +193,22 @@ class ServingOptions:
             raise ValueError(
                 f"class_names must have one name per class, {num_classes} in "
                 f"all, not {len(names)}."
+            )
+        if "set" in self.outputs and (
+            self.voting != "soft"
+            or self.priors is not None
+            or not self.calibrated
+        ):
+            raise ValueError(
+                "outputs='set' is of calibrated probabilities: it goes with "
+                "voting='soft', and neither with priors nor calibrated=False."
+            )
+        is_record = isinstance(self.calibrated, CalibrationRecord)
+        if is_record and self.voting != "soft":
+            raise ValueError(
+                "calibrated=...: a temperature is for voting='soft'; the "
+                "outputs of voting='hard' are shares of votes. Leave one of "
+                "the two out."
             )
         return dataclasses.replace(
             self,
@@ -195,6 +247,7 @@ class ServingOptions:
             "outputs": list(self.outputs),
             "top_k": self.top_k,
             "has_preprocess": self.preprocess is not None,
+            **cascade_option.to_metadata(self.cascade),
         }
 
 

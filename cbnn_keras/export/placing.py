@@ -180,20 +180,25 @@ def prepared(texts: dict[pathlib.Path, str]) -> Iterator[Callable[[], None]]:
             source.unlink(missing_ok=True)
 
 
-def check_replaceable(path: pathlib.Path) -> None:
-    """Raises a `RunError` if a file is not one that an export may replace."""
+def check_replaceable(path: pathlib.Path, mark: str = MARK) -> None:
+    """Raises a `RunError` if a file is not one that an export may replace.
+
+    Args:
+        path: The file, there or not.
+        mark: What it begins with if an export wrote it.
+    """
     check_output(path)
     is_file = path.is_file() and not path.is_symlink()
-    if os.path.lexists(path) and not (is_file and _is_marked(path)):
+    if os.path.lexists(path) and not (is_file and _is_marked(path, mark)):
         raise RunError(
             f"{path} was not written by `cbnn export` and is left alone. "
             "Move it away, or add the model to it yourself."
         )
 
 
-def _is_marked(path: pathlib.Path) -> bool:
+def _is_marked(path: pathlib.Path, mark: str) -> bool:
     with files.open_regular(path) as file:
-        return file.read(len(MARK)) == MARK.encode()
+        return file.read(len(mark)) == mark.encode()
 
 
 def next_version(directory: pathlib.Path) -> pathlib.Path:

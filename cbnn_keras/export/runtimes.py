@@ -9,6 +9,11 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from cbnn_keras.export.foreign_litert import (
+    checked_litert,
+    is_litert,
+    litert_metadata,
+)
 from cbnn_keras.export.foreign_onnx import check_onnx
 from cbnn_keras.export.foreign_saved_model import check_saved_model
 from cbnn_keras.export.metadata import metadata_from_texts, read_metadata
@@ -101,6 +106,55 @@ class OnnxRuntime:
         return dict(zip(self._outputs, results, strict=True))
 
 
+class LiteRtRuntime:
+    """The endpoint of a LiteRT file, in LiteRT's own interpreter.
+
+    Args:
+        path: Where the file is.
+        content: What is in it. One of somebody else is to be opened with
+            `open_artefact`.
+
+    Attributes:
+        is_single: Whether it takes one sample at a time.
+    """
+
+    def __init__(self, path: pathlib.Path, content: bytes) -> None:
+        interpreter = extras.need("ai_edge_litert.interpreter", "litert")
+        try:
+            with extras.silenced():
+                self._interpreter = interpreter.Interpreter(
+                    model_content=content
+                )
+                self._function = self._interpreter.get_signature_runner()
+                # Names are decoded here, and those of others may be no UTF-8.
+                details = self._function.get_input_details()
+        except Exception as error:
+            raise RunError(
+                f"LiteRT cannot open {path.name}: {shortened(error)}"
+            ) from error
+        self._path = path
+        self.input_names = list(details)
+        self.is_single = any(
+            detail["shape_signature"][0] == 1 for detail in details.values()
+        )
+        self.metadata = litert_metadata(path, content)
+
+    def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        num = len(next(iter(inputs.values())))
+        size = 1 if self.is_single else num
+        with _failures_named(self._path), extras.silenced():
+            parts = [
+                self._function(
+                    **{k: a[i : i + size] for k, a in inputs.items()}
+                )
+                for i in range(0, num, size)
+            ]
+            return {
+                name: np.concatenate([part[name] for part in parts])
+                for name in parts[0]
+            }
+
+
 @contextlib.contextmanager
 def _failures_named(path: pathlib.Path) -> Iterator[None]:
     """Gives whatever goes wrong while an artefact runs the type `RunError`."""
@@ -121,7 +175,8 @@ def open_artefact(path: pathlib.Path, max_bytes: int = MAX_BYTES) -> Runtime:
 
     Args:
         path: A version of a SavedModel, a directory of versions, of which the
-            last is taken, an ONNX file, or a model of a Triton repository.
+            last is taken, an ONNX or LiteRT file, a model of a Triton
+            repository, or a directory with a page.
         max_bytes: What it may take, on disk and in memory.
 
     Raises:
@@ -129,6 +184,8 @@ def open_artefact(path: pathlib.Path, max_bytes: int = MAX_BYTES) -> Runtime:
             Python, or is too large.
     """
     given, path = path, pathlib.Path(os.path.realpath(path))
+    if path.is_file() and is_litert(path):
+        return LiteRtRuntime(path, checked_litert(path, max_bytes))
     if path.is_file():
         check_onnx(path, max_bytes)
         return OnnxRuntime(path)
@@ -146,7 +203,12 @@ def open_artefact(path: pathlib.Path, max_bytes: int = MAX_BYTES) -> Runtime:
     if (last / "model.onnx").is_file():
         check_onnx(last / "model.onnx", max_bytes)
         return OnnxRuntime(last / "model.onnx")
+    of_page = sorted(path.glob("model-*.onnx"))  # its name has a hash in it
+    if len(of_page) == 1:
+        check_onnx(of_page[0], max_bytes)
+        return OnnxRuntime(of_page[0])
     raise RunError(
-        f"{given} is neither a SavedModel, nor an ONNX file, nor a model of a "
-        "Triton repository. Give what `cbnn export` wrote."
+        f"{given} is neither a SavedModel, nor an ONNX or LiteRT file, nor a "
+        "model of a Triton repository, nor a page. Give what `cbnn export` "
+        "wrote."
     )

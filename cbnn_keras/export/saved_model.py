@@ -1,18 +1,19 @@
 """An ensemble -> one SavedModel, as TensorFlow Serving wants it."""
 
-import contextlib
-import errno
 import json
-import keyword
 import os
 import pathlib
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.export import placing, tf_serving
+from cbnn_keras.export.endpoints import (
+    check_input_names,
+    errors_of_the_system,
+    holder,
+)
 from cbnn_keras.export.graph import ServingGraph, trace
 from cbnn_keras.export.options import ServingOptions
 from cbnn_keras.export.placing import Artefact
@@ -24,7 +25,7 @@ from cbnn_keras.export.verify import (
     compare,
 )
 from cbnn_keras.support.console import Reporter
-from cbnn_keras.support.faults import RunError, shortened
+from cbnn_keras.support.faults import RunError
 
 # Ops that call back into the Python process that made the graph.
 _PYTHON_OPS = {"PyFunc", "PyFuncStateless", "EagerPyFunc"}
@@ -40,9 +41,9 @@ def export_saved_model(
 ) -> Artefact:
     """Writes the ensemble as one SavedModel that is ready to be served.
 
-    It has the endpoint `serving_default`, with the chosen outputs, and
-    `members`, with the probabilities of each member, to watch how much they
-    disagree. Requests to warm up a server are in it.
+    It has the endpoint `serving_default`, with the chosen outputs, and, unless
+    it is a cascade, `members`, with the probabilities of each member, to watch
+    how much they disagree. Requests to warm up a server are in it.
 
     Nothing is left at `path` unless the SavedModel, opened again, says the same
     as the Keras ensemble.
@@ -77,7 +78,7 @@ def export_saved_model(
         placing.check_replaceable(config)
     with reporter.status("merging the members"):
         graph = ServingGraph(ensemble, serving_options)
-    _check_input_names(graph)
+    check_input_names(graph, "A SavedModel")
     with placing.written_aside(destination) as aside:
         unfinished = aside / "model"
         with reporter.status("writing the SavedModel"):
@@ -124,18 +125,6 @@ def _texts(
     return {config: text}
 
 
-def _check_input_names(graph: ServingGraph) -> None:
-    """Raises a `ValueError` for names that endpoints cannot have."""
-    for name in graph.input_specs:
-        is_possible = name.isascii() and name.isidentifier()
-        if not is_possible or keyword.iskeyword(name):
-            raise ValueError(
-                f"A SavedModel cannot have an input called {name!r}. Use "
-                "letters, digits and underscores: inputs=keras.Input(..., "
-                'name="another").'
-            )
-
-
 def _write(graph: ServingGraph, directory: pathlib.Path, name: str) -> None:
     """Writes a SavedModel with metadata and warm-up requests.
 
@@ -144,25 +133,18 @@ def _write(graph: ServingGraph, directory: pathlib.Path, name: str) -> None:
         directory: Where to.
         name: The name that the model is served under.
     """
+    others = _other_endpoints(graph)
     # One function for both endpoints, so that it is in the file once.
-    function = graph.function({*graph.options.outputs, "members"})
+    function = graph.function({*graph.options.outputs, *others})
     run = trace(function, list(graph.input_specs.values()))
     _check_operations(graph, run.graph.as_graph_def())
     endpoints = {
         "serving_default": _endpoint(graph, run, graph.options.output_names),
-        "members": _endpoint(graph, run, ["members"]),
+        **{name: _endpoint(graph, run, [name]) for name in others},
     }
-    module = tf.Module()
-    # Not the Keras model: of its variables TensorFlow would save copies, which
-    # are restored in Python and nowhere else.
-    module.used = [e.variables for e in endpoints.values()]
-    module.tables = [
-        part
-        for part in tf.train.TrackableView(graph.model).descendants()
-        if isinstance(part, tf.saved_model.experimental.TrackableResource)
-    ]
+    module = holder(graph, endpoints.values())
     samples = graph.samples(NUM_SAMPLES)
-    with _errors_of_the_system():
+    with errors_of_the_system():
         tf.saved_model.save(module, str(directory), signatures=endpoints)
         extra = directory / METADATA
         extra.parent.mkdir()
@@ -176,24 +158,21 @@ def _write(graph: ServingGraph, directory: pathlib.Path, name: str) -> None:
         )
 
 
-@contextlib.contextmanager
-def _errors_of_the_system() -> Iterator[None]:
-    """Makes TensorFlow's errors in writing what Python's own would be."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            if os.strerror(number) in error.message:
-                raise OSError(number, os.strerror(number)) from error
-        raise OSError(shortened(error)) from error
+def _other_endpoints(graph: ServingGraph) -> list[str]:
+    """Endpoints that are called like their one output.
+
+    A cascade does not compute the answers of all members.
+    """
+    return ["members"] if graph.options.cascade is None else []
 
 
 def _compare(directory: pathlib.Path, graph: ServingGraph) -> Parity:
-    """Compares both endpoints; gives the parity of the first."""
+    """Compares all endpoints; gives the parity of the first."""
     tolerance = TOLERANCES["float32"]
     parity = compare(SavedModelRuntime(directory), graph, tolerance)
-    members = SavedModelRuntime(directory, "members")
-    compare(members, graph, tolerance, outputs=["members"])
+    for name in _other_endpoints(graph):
+        runtime = SavedModelRuntime(directory, name)
+        compare(runtime, graph, tolerance, outputs=[name])
     return parity
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from cbnn_keras import metrics
 from cbnn_keras.ensemble import CheckpointEnsemble
+from cbnn_keras.export import cascade_parity
 from cbnn_keras.export.graph import ServingGraph
 from cbnn_keras.export.metadata import check_metadata
 from cbnn_keras.export.options import ServingOptions
@@ -66,16 +67,22 @@ class Parity:
         max_difference: The largest absolute difference in any probability.
         agreement: Share of samples that get the same class.
         num_samples: Number of samples compared.
+        members_asked: Of a cascade, how many members the samples needed at
+            most, such as `"3 of 6"`: what others say was not compared.
     """
 
     max_difference: float
     agreement: float
     num_samples: int
+    members_asked: str | None = None
 
     def __str__(self) -> str:
+        asked = ""
+        if self.members_asked is not None:
+            asked = f", which needed up to {self.members_asked} members"
         return (
             f"max |delta p| {self.max_difference:.1e}, the same class for "
-            f"{self.agreement:.1%} of {self.num_samples} samples"
+            f"{self.agreement:.1%} of {self.num_samples} samples{asked}"
         )
 
 
@@ -96,7 +103,8 @@ def verify_artefact(
     refused if it would touch files, other processes or Python.
 
     Args:
-        artefact: A SavedModel, an ONNX file or a model of a Triton repository.
+        artefact: A SavedModel, an ONNX or LiteRT file, a model of a Triton
+            repository, or the directory of a page.
         ensemble: Of the run that was exported; which of its members are in the
             artefact, and with which votes, the artefact says.
         preprocess: The layer or model that the export was given, if it was.
@@ -197,15 +205,21 @@ def compare(
     found = _in_batches(runtime, inputs, wanted)
     _check_shapes(found, {name: expected[name] for name in wanted})
     _check_types(found, graph.options)
-    differences = _differences(found, expected, graph.options)
-    is_same = _same_classes(found, expected, graph.options, tolerance)
+    usual = tolerance
     if graph.options.tolerance is not None:
         tolerance = _as_the_user_said(tolerance, graph.options.tolerance)
+    if graph.options.cascade is not None:
+        found, expected = cascade_parity.clear_exits(
+            found, expected, tolerance.margin
+        )
+    differences = _differences(found, expected, graph.options)
+    is_same = _same_classes(found, expected, graph.options, usual)
     is_clear = _is_clear(found, expected, tolerance.margin)
     parity = Parity(
         float(np.max([0.0, *differences.values()])),  # NaN if one is
         float(np.mean(is_same)),
         len(is_same),
+        cascade_parity.members_asked(expected),
     )
     is_close = all(
         difference <= tolerance.difference * (10 if name == "members" else 1)
@@ -279,8 +293,10 @@ def _check_shapes(
 
 def _check_types(found: dict[str, np.ndarray], options: ServingOptions) -> None:
     classes = "iu" if options.class_names is None else "OSU"
+    of_others = {"class": classes, "top_k_classes": classes, "set": "b"}
+    of_others["members_used"] = "i"
     for name, array in found.items():
-        kinds = classes if name in ("class", "top_k_classes") else "f"
+        kinds = of_others.get(name, "f")
         if array.dtype.kind not in kinds:
             raise ValueError(
                 f"The export's output {name!r} is of type {array.dtype}, "
@@ -332,6 +348,11 @@ def _same_classes(
     if "disagreement" in found:
         off = np.abs(found["disagreement"] - expected["disagreement"])
         is_same &= off <= min(tolerance.difference, 2e-3)  # shares in float16
+    if "set" in found:
+        off = np.abs(expected["columns"] - expected["set_threshold"])
+        allowed = min(tolerance.difference, tolerance.margin)
+        is_near = off <= allowed  # may be in the set or not
+        is_same &= (is_near | (found["set"] == expected["set"])).all(axis=1)
     return is_same
 
 

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cbnn_keras.boosting import Booster, Stage
+from cbnn_keras.boosting import Stage
+from cbnn_keras.calibration import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE
 from cbnn_keras.runs.manifest import (
     MODEL,
     OWN_DISTRIBUTION,
@@ -94,9 +95,7 @@ def check_rounds(run: Run, directory: pathlib.Path) -> None:
     header = run.header
     if header.method == _PARALLEL or not run.rounds:
         return
-    booster = Booster(
-        run.first_distribution, header.num_classes, header.settings.policy
-    )
+    booster = run.begin_boosting()
     for record in run.rounds:
         correct = run.correct(record.step)
         # Absurd settings give NaN, which differs from everything.
@@ -165,6 +164,7 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
     if not 1 <= (policy.trusted_ratio or 1) < math.inf:
         yield f"trusted_ratio is {policy.trusted_ratio}"
     yield from _wrong_phases(manifest)
+    yield from _wrong_calibration(manifest)
     state = manifest.state
     if state is not None:
         if min(state.step, state.epoch) < 0 or manifest.is_finished:
@@ -193,6 +193,32 @@ def _wrong_votes(manifest: Manifest) -> Iterator[str]:
         yield f"{len(votes)} votes for {len(manifest.members)} members"
     if not all(SMALLEST_VOTE <= vote <= LARGEST_VOTE for vote in votes):
         yield f"votes that are not from {SMALLEST_VOTE:g} to {LARGEST_VOTE:g}"
+
+
+def _wrong_calibration(manifest: Manifest) -> Iterator[str]:
+    found = manifest.calibration
+    if found is None:
+        return
+    if not manifest.is_finished:
+        yield "calibration of a run that is not finished"
+    low, high = 0.999 * SMALLEST_TEMPERATURE, 1.001 * LARGEST_TEMPERATURE
+    if not low <= found.temperature <= high:
+        yield f"the temperature of its calibration is {found.temperature}"
+    if not 1 <= found.num_samples <= _MOST_SAMPLES:
+        yield f"the number of samples of its calibration, {found.num_samples}"
+    is_known = set(found.members) <= set(manifest.members)
+    if not (found.members and is_known and _is_ascending(found.members)):
+        yield "its calibration is of other members"
+    is_right = all(SMALLEST_VOTE <= v <= LARGEST_VOTE for v in found.votes)
+    if len(found.votes) != len(found.members) or not is_right:
+        yield "the votes of its calibration"
+    coverage, threshold = found.coverage, found.threshold
+    if (coverage is None) != (threshold is None):
+        yield "coverage and threshold of its calibration: one without the other"
+    if coverage is not None and not 0 < coverage < 1:
+        yield f"the coverage of its calibration is {coverage}"
+    if threshold is not None and not 0 <= threshold <= 1:
+        yield f"the threshold of its calibration is {threshold}"
 
 
 def _wrong_counts(header: Header) -> Iterator[str]:

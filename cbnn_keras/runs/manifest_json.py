@@ -16,8 +16,11 @@ from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.faults import RunError, shortened
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 5
-_WITHOUT_PHASES = 4  # which earlier versions of the package read too
+FORMAT_VERSION = 6
+# What is new in a format; without it, earlier versions of the package read what
+# is written.
+_NEW_IN = {6: "calibration", 5: "phases"}
+_WITHOUT_ANY = 4
 _FIRST_WITH_CHECKSUM = 3
 _CHECKSUM = "sha256"
 _LARGEST = 2**24  # bytes: some ten thousand rounds
@@ -32,7 +35,8 @@ def write(directory: pathlib.Path, content: Json) -> None:
         content: What to write; parts of it may be objects with a `to_json`, or
             with the attributes to write.
     """
-    version = FORMAT_VERSION if "phases" in content else _WITHOUT_PHASES
+    needed = (number for number, name in _NEW_IN.items() if name in content)
+    version = next(needed, _WITHOUT_ANY)
     parts = {"format_version": version, **content}
     parts = json.loads(json.dumps(parts, allow_nan=False, default=_as_json))
     parts[_CHECKSUM] = checksum(parts)

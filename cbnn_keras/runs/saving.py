@@ -54,6 +54,16 @@ def saved_whole(target: pathlib.Path) -> Iterator[pathlib.Path]:
             locks.unlock(aside)
 
 
+def check_free(target: pathlib.Path) -> None:
+    """What `saved_whole` asks of its target, for those who have to work first.
+
+    Raises:
+        RunError: If there is something.
+    """
+    check_is_directory(target)
+    _check_empty(target.resolve())
+
+
 def _lock(aside: pathlib.Path, target: pathlib.Path) -> None:
     try:
         locks.lock(aside)

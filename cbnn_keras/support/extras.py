@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -34,3 +35,17 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         logging.disable(kept)
+
+
+@contextlib.contextmanager
+def silenced() -> Iterator[None]:
+    """Hides what libraries in C++ write to standard error."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

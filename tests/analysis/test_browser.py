@@ -7,31 +7,19 @@ are looked at by people too: `--basetemp` says where screenshots are left.
 """
 
 import pathlib
-import shutil
 
+import chromium
 import numpy as np
 import pytest
 from helpers import SECTIONS
-from playwright.sync_api import sync_playwright
 from recipes.training import Recipe, load_split, train
 
 from cbnn_keras.analysis import Labelled, write_report
 
 DATA = pathlib.Path(__file__).parents[3] / "shared" / "data" / "tfds"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-FLAGS = [
-    "--no-sandbox",  # or it refuses to run as root
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
 pytestmark = [
     pytest.mark.servers,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="there is no `chromium` on the PATH"
-    ),
+    chromium.needed,
     # Of tensorflow-datasets.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -45,12 +33,8 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def browser():
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=CHROMIUM, args=FLAGS
-        )
+    with chromium.launched() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from cbnn_keras.analysis.calibration import (
     scale,
     scale_by_halves,
 )
+from cbnn_keras.calibration import floor
 
 # The same examples on every machine; no deadline, as CI machines stall.
 reproducible = settings(derandomize=True, deadline=None, max_examples=60)
@@ -42,7 +43,8 @@ def columns(probabilities):
 
 def powers(probabilities, temperature):
     """Temperature scaling by its definition."""
-    rows = columns(probabilities).clip(1e-7) ** (1 / temperature)
+    least = floor(temperature, probabilities.shape[1])
+    rows = columns(probabilities).clip(least) ** (1 / temperature)
     return rows / rows.sum(axis=1, keepdims=True)
 
 

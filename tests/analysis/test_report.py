@@ -26,6 +26,8 @@ from cbnn_keras.analysis.evaluation import Evaluation
 from cbnn_keras.analysis.report import report
 from cbnn_keras.analysis.report.boosting_sections import _how_far
 from cbnn_keras.analysis.report.quality_sections import (
+    calibration_section,
+    calibration_verdicts,
     likelihood_verdicts,
     summary_section,
     verdict,
@@ -34,7 +36,9 @@ from cbnn_keras.analysis.report.sample_sections import (
     ClassNames,
     hardest_section,
 )
+from cbnn_keras.analysis.report.sections import make_sections
 from cbnn_keras.baselines import PlainCheckpoints
+from cbnn_keras.calibration import CalibrationRecord
 from cbnn_keras.commands import cli
 from cbnn_keras.support.faults import RunError
 
@@ -349,6 +353,67 @@ def test_advice_where_the_ensemble_is_no_better():
     )
 
 
+def test_what_a_calibration_does_is_said():
+    """0.9 is said of class 0, which 30 of 40 are of; T = 2 makes it 0.75."""
+    record = CalibrationRecord(2.0, 1234, [1], [1.0], 0.9, 0.3)
+    evaluation = Evaluation(
+        Labelled("new", None, None),
+        False,
+        True,
+        "final model",
+        np.repeat([0, 1], [30, 10]),
+        np.array([[[0.9, 0.1]] * 40]),
+        np.array([1.0]),
+        record,
+    )
+    text, of_sets = calibration_verdicts(evaluation)
+    # -(0.75 log 0.9 + 0.25 log 0.1), and the same of 0.75 and 0.25
+    assert text == (
+        "The ensemble is calibrated, with T = 2.000 from 1,234 samples: here "
+        "the calibration error (ECE) goes from 15.00% to 0.00%, the NLL from "
+        "0.6547 to 0.5623."
+    )
+    assert of_sets == (
+        "Sets of coverage 90%: here the label is in 75.0% of them. They have "
+        "1.00 classes on average, and 0.0% of them have none."
+    )
+    with_both = dataclasses.replace(record, threshold=0.8)
+    found = dataclasses.replace(evaluation, calibration=with_both)
+    assert (
+        "have 0.00 classes on average, and 100.0%"
+        in (calibration_verdicts(found)[1])
+    )
+    without = dataclasses.replace(record, threshold=None, coverage=None)
+    found = dataclasses.replace(evaluation, calibration=without)
+    assert calibration_verdicts(found) == [text]
+    assert not calibration_verdicts(
+        dataclasses.replace(evaluation, calibration=None)
+    )
+
+
+def test_a_calibrated_run_has_rows_of_its_own():
+    ensemble = memory_ensemble(dense_model(), [1.0, 2.0])
+    data = [Labelled("new", X_NEW, Y_NEW)]
+    [raw] = examine([ensemble], data, verbose=0)
+    [before] = summary_section([raw]).parts
+    ensemble.run.calibration = CalibrationRecord(2.0, 99, [1, 2], [1.0, 2.0])
+    [found] = examine([ensemble], data, verbose=0)
+    shown = ensemble.evaluate(X_NEW, Y_NEW, verbose=0)
+    likelihood = f"{shown['negative_log_likelihood']:.4f}"
+    [part] = summary_section([found]).parts
+    *rows, last = part.tables[0].rows
+    assert rows == before.tables[0].rows
+    assert last[0] == "ensemble, calibrated" and last[2] == likelihood
+    [part] = calibration_section([found]).parts
+    *_, last = part.tables[0].rows
+    assert last[:3] == ["ensemble", "calibrated", likelihood]
+    assert last[-1] == "2.000"
+    assert any("with T = 2.000 from 99 samples" in text for text in part.texts)
+    [part] = make_sections([found])[-1].parts
+    said = dict(part.tables[0].rows)
+    assert said["calibrated"] == "T = 2.000 from 99 samples, for 2 members"
+
+
 def test_likelihood_is_part_of_the_first_answer():
     """The last member says 0.9 for the label, the other one 0.5."""
     sure, unsure = [[0.9, 0.1]] * 40, [[0.5, 0.5]] * 40
@@ -379,7 +444,11 @@ def test_likelihood_is_part_of_the_first_answer():
 @pytest.mark.parametrize(
     ("weights", "expected"),
     [
-        ([1.0, 1.0], "Boosting has not moved the weights at all."),
+        (
+            [1.0, 1.0],
+            "No weight was raised: boosting is asked for (`largest_ratio=`), "
+            "and finds nothing to raise where no checkpoint is wrong.",
+        ),
         (
             [0.993, 1.014],
             "Boosting has hardly moved the weights: from 0.993 to 1.014.",

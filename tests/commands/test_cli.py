@@ -17,6 +17,7 @@ import pytest
 from helpers import (
     blobs,
     dense_model,
+    fake_onnxruntime_web,
     header,
     round_at,
     scored_run,
@@ -58,6 +59,15 @@ def test_inspect_shows_every_member(run, capsys):
             f"{size.st_size / 1000:.1f} kB",
         ]
     assert "method cbnn" in printed and "deviation_rate 0.01" in printed
+
+
+def test_inspect_says_nothing_of_weights_that_stayed(tmp_path, capsys):
+    directory = tmp_path / "run"
+    trained(directory, epochs=2, num_checkpoints=2, deviation_rate=0.0)
+    assert cli.main(["inspect", str(directory)]) == 0
+    printed = capsys.readouterr().out
+    assert "vote" in printed and "kB" in printed
+    assert "bound" not in printed and "1.0000" not in printed
 
 
 def test_inspect_as_json(run, capsys):
@@ -144,7 +154,7 @@ def test_errors_are_one_line_and_an_exit_code(
         ("--version", f"cbnn-keras {__version__}"),
         ("--help", "cbnn inspect runs/demo"),
         ("--help", "cbnn verify digits.onnx --run runs/demo"),
-        ("export --help", "--format {saved_model,onnx,triton}"),
+        ("export --help", "--format {saved_model,onnx,litert,triton,web}"),
         ("export --help", "--precision {float32,float16,int8}"),
         ("verify --help", "--run RUN"),
     ],
@@ -233,12 +243,16 @@ def test_digits_are_split_without_overlap():
 STAGES = {
     "saved_model": "writing the SavedModel ...",
     "onnx": "converting to ONNX (minutes for large models) ...",
+    "litert": "converting to LiteRT ...",
     "triton": "converting to ONNX (minutes for large models) ...",
+    "web": "converting to ONNX (minutes for large models) ...",
 }
 OUTPUTS = {
     "saved_model": "exports/run/1",
     "onnx": "exports/run.onnx",
+    "litert": "exports/run.tflite",
     "triton": "exports/triton/run",
+    "web": "exports/web/run",
 }
 
 
@@ -266,9 +280,12 @@ def run_verify(command):
     return cli.main(arguments)
 
 
-@pytest.mark.parametrize("format", ["saved_model", "onnx", "triton"])
+@pytest.mark.parametrize("format", list(OUTPUTS))
 def test_export_says_what_it_does_and_what_is_next(format, directory, capsys):
     options = [] if format == "saved_model" else ["--format", format]
+    if format == "web":
+        fake_onnxruntime_web(directory / "node_modules/onnxruntime-web/dist")
+        options += ["--input", "row", "--title", "Blobs"]
     assert cli.main(["export", "runs/run", *options]) == 0
     printed, errors = capsys.readouterr()
     assert errors == ""
@@ -293,16 +310,20 @@ def test_export_says_what_it_does_and_what_is_next(format, directory, capsys):
             "saved_model": f"docker run --rm -p 8501:8501 -v {path.parent}:"
             "/models/run -e MODEL_NAME=run tensorflow/serving",
             "onnx": "python -c ",
+            "litert": "python -c ",
             "triton": f"tritonserver --model-repository {path.parent}",
+            "web": f"python -m http.server --bind 127.0.0.1 --directory {path}",
         }[format]
     )
     assert run_verify(verify) == 0
     printed, errors = capsys.readouterr()
     assert printed.startswith(f"{path} matches: max |delta p| ")
     assert errors == ""
-    if format == "onnx":
+    if format in ("onnx", "litert"):
         exec(shlex.split(serve)[2])
-        assert capsys.readouterr().out == "['input']\n"
+        assert "'input'" in capsys.readouterr().out
+    if format == "web":
+        assert "<title>Blobs</title>" in (path / "index.html").read_text()
 
 
 def test_export_with_all_options(directory, capsys):
@@ -353,7 +374,10 @@ def test_export_of_a_saved_model_for_a_server(directory, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("--precision int8", "--precision is for --format onnx and triton"),
+        ("--precision int8", "--precision is not for --format saved_model"),
+        ("--image-shape 8 8", "--image-shape is for --format web"),
+        ("--no-invert --format onnx", "--invert is for --format web"),
+        ("--format web --outputs class", "--outputs is not for --format web"),
         (
             "--format onnx --serving-config",
             "--serving-config is for --format saved_model",

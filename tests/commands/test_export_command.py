@@ -122,6 +122,30 @@ def test_options_reach_the_onnx_file(run, files, monkeypatch, capsys):
     )
 
 
+def test_a_cascade_as_typed(run, files, monkeypatch, capsys):
+    monkeypatch.chdir(files)
+    options = (
+        "--format onnx --output a.onnx --cascade 0.9 --data data.npz "
+        "--outputs class,members_used"
+    )
+    assert cli.main(["export", str(run), *options.split()]) == 0
+    *_, verify, _ = capsys.readouterr().out.splitlines()
+    assert cli.main(shlex.split(verify)[1:]) == 0
+    assert "which needed up to" in capsys.readouterr().out
+    found = metadata(files / "a.onnx")
+    assert found["cascade"]["confidence"] == 0.9
+    assert found["outputs"] == ["class", "members_used"]
+
+
+def test_what_is_no_cascade(run, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["export", str(run), "--cascade", "soon"])
+    assert (
+        "'soon' is neither exact nor a confidence, such as 0.95"
+        in capsys.readouterr().err
+    )
+
+
 def test_data_calibrate_eight_bits(run, files):
     output = files / "a.onnx"
     artefact = export_run(

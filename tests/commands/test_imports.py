@@ -112,6 +112,7 @@ def test_a_model_with_classes_of_the_user_is_exported_and_verified(
     assert "matches" in capsys.readouterr().out
 
 
+@pytest.mark.large
 def test_a_report_of_it(directory, capsys):
     x, y = blobs(seed=1)
     np.savez(directory / "test.npz", x=x, y=y)

@@ -81,6 +81,7 @@ trained(sys.argv[1], num_checkpoints=3, epochs=3)
 """
 
 
+@pytest.mark.large
 def test_a_run_of_another_process_is_followed_to_its_end(tmp_path, capsys):
     tests = os.path.dirname(os.path.dirname(__file__))
     path = os.pathsep.join([tests, *sys.path])
@@ -99,6 +100,7 @@ def test_a_run_of_another_process_is_followed_to_its_end(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("has_browser", [True, False])
+@pytest.mark.large
 def test_a_report_is_opened_in_the_browser(
     tmp_path, capsys, monkeypatch, has_browser
 ):

@@ -120,6 +120,7 @@ def test_metrics_of_a_model_that_ends_in_logits(num_outputs):
     assert found[metric.name] == pytest.approx(likelihood, rel=1e-4)
 
 
+@pytest.mark.large
 def test_metrics_can_be_given_to_a_run_that_was_loaded(tmp_path):
     trained(tmp_path / "run", model=dense_model(metrics=["accuracy"]))
     loaded = CheckpointEnsemble.load(tmp_path / "run")

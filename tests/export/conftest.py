@@ -12,7 +12,12 @@ import pytest
 from export_helpers import ALL, NAMES, serving_graph
 from helpers import dense_model, memory_ensemble
 
-from cbnn_keras.export import export_onnx, export_saved_model, onnx_conversion
+from cbnn_keras.export import (
+    export_litert,
+    export_onnx,
+    export_saved_model,
+    onnx_conversion,
+)
 
 PRIORS = [0.1, 0.6, 0.3]
 # Every output, by name, and under priors.
@@ -38,6 +43,12 @@ def full_saved_model(ensemble, tmp_path_factory):
 def full_onnx(ensemble, tmp_path_factory):
     path = tmp_path_factory.mktemp("onnx") / "new" / "ensemble.onnx"
     return export_onnx(ensemble, path, verbose=0, **FULL)
+
+
+@pytest.fixture(scope="session")
+def full_litert(ensemble, tmp_path_factory):
+    path = tmp_path_factory.mktemp("litert") / "new" / "ensemble.tflite"
+    return export_litert(ensemble, path, verbose=0, **FULL)
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,10 @@
 """Programs that run what was exported, none of them through this package.
 
 Each takes inputs by name and gives outputs by name. A program that is not
-installed skips the test. With `CBNN_REQUIRE_SERVERS=1` one that npm can install
-fails it instead.
+installed skips the test; see `npm` for what npm can install.
 """
 
 import contextlib
-import functools
 import json
 import os
 import pathlib
@@ -20,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 
+import npm
 import numpy as np
 import pytest
 
@@ -32,20 +31,7 @@ except ImportError:  # Windows
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 TESTS = pathlib.Path(__file__).parent
-ONNXRUNTIME_NODE = "1.30.0"
 MODEL_SERVER = "tensorflow_model_server"
-# What npm calls a registry that it cannot reach.
-UNREACHABLE = (
-    "EAI_AGAIN",
-    "ECONNREFUSED",
-    "ECONNRESET",
-    "EHOSTUNREACH",
-    "ENETUNREACH",
-    "ENOTCACHED",
-    "ENOTFOUND",
-    "ERR_SOCKET_TIMEOUT",
-    "ETIMEDOUT",
-)
 
 
 def run_native(saved_model, requests):
@@ -101,7 +87,10 @@ def run_openvino(path, inputs):
 
 def run_node(path, inputs):
     """Outputs of an ONNX file in Node.js."""
-    modules = _node_modules()
+    # Its script would fetch the libraries of CUDA.
+    modules = npm.node_modules(
+        "onnxruntime-node", "1.30.0", ONNXRUNTIME_NODE_INSTALL="skip"
+    )
     with tempfile.TemporaryDirectory() as directory:
         given, made = (
             pathlib.Path(directory, "in"),
@@ -124,68 +113,6 @@ def run_node(path, inputs):
             name: np.array(x["data"], x["type"]).reshape(x["dims"])
             for name, x in json.loads(made.read_text()).items()
         }
-
-
-def _node_modules():
-    modules, reason = _install_node_modules()
-    if reason:
-        _missing(reason)
-    return modules
-
-
-@functools.cache
-def _install_node_modules():
-    """`(path, None)`, or `(None, reason)` where it cannot be had."""
-    for program in ("node", "npm"):
-        if not shutil.which(program):
-            return None, f"{program} is not on PATH"
-    # 290 MB: one copy for all sessions, in a directory of this user alone.
-    user = os.getuid() if hasattr(os, "getuid") else "user"
-    directory = pathlib.Path(tempfile.gettempdir(), f"cbnn-keras-npm-{user}")
-    directory.mkdir(mode=0o700, exist_ok=True)
-    if hasattr(os, "getuid") and directory.stat().st_uid != os.getuid():
-        raise RuntimeError(f"{directory} belongs to somebody else.")
-    target = directory / f"onnxruntime-node-{ONNXRUNTIME_NODE}"
-    with _locked(directory / "lock"):
-        if not target.exists():
-            reason = _npm_install(target)
-            if reason:
-                return None, reason
-    return target / "node_modules", None
-
-
-def _npm_install(target):
-    """None, or why the registry cannot be reached."""
-    # Renamed when complete: an install that was killed leaves no half.
-    partial = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    try:
-        _run(
-            [
-                *["npm", "install", "--prefix", partial, "--no-audit"],
-                *["--no-fund", "--ignore-scripts", "--loglevel=error"],
-                *["--fetch-retries=1", "--fetch-retry-mintimeout=1000"],
-                f"onnxruntime-node@{ONNXRUNTIME_NODE}",
-            ],
-            # Its script would fetch the libraries of CUDA.
-            env=os.environ | {"ONNXRUNTIME_NODE_INSTALL": "skip"},
-        )
-    except RuntimeError as error:
-        if any(code in str(error) for code in UNREACHABLE):
-            first_line = str(error).splitlines()[0]
-            return f"npm cannot reach its registry: {first_line}"
-        raise
-    partial.rename(target)
-    return None
-
-
-@contextlib.contextmanager
-def _locked(path):
-    with open(path, "w") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def run_model_server(base_path, requests, config=None):
@@ -300,12 +227,6 @@ def _run(command, env=None):
     )
     if done.returncode:
         raise RuntimeError(f"{command[0]}: {done.stdout.strip()}")
-
-
-def _missing(reason):
-    if os.environ.get("CBNN_REQUIRE_SERVERS") == "1":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 if __name__ == "__main__":

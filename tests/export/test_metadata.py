@@ -67,6 +67,36 @@ def test_what_is_wrong_is_named(name, value, metadata, tmp_path):
         check_metadata(tmp_path, {**metadata, name: value})
 
 
+CASCADE = {"rule": "confident", "order": [3, 1, 2], "confidence": 0.5}
+
+
+def test_a_cascade_is_that_of_an_export(metadata, tmp_path):
+    assert metadata["members"] == [1, 2, 3]
+    exact = {**CASCADE, "rule": "exact", "confidence": None}
+    for right in (CASCADE, exact):
+        check_metadata(tmp_path, {**metadata, "cascade": right})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"order": [3, 1]},
+        {"order": [3, 1, "2"]},
+        {"order": None},
+        {"confidence": 1},
+        {"confidence": "0.5"},
+        {"confidence": None},
+        {"rule": "exact"},
+        {"more": 1},
+    ],
+)
+def test_a_cascade_that_is_none_is_named(change, metadata, tmp_path):
+    with pytest.raises(RunError, match=": cascade missing or of the wrong"):
+        check_metadata(tmp_path, {**metadata, "cascade": {**CASCADE, **change}})
+    with pytest.raises(RunError, match=": cascade missing or of the wrong"):
+        check_metadata(tmp_path, {**metadata, "cascade": None})
+
+
 def test_what_is_missing_is_named(metadata, tmp_path):
     with pytest.raises(
         RunError, match=r"was not written by an export of cbnn_keras\.$"

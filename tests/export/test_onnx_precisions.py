@@ -100,6 +100,7 @@ def digits(tmp_path_factory):
     return Digits(tmp_path_factory.mktemp("digits"))
 
 
+@pytest.mark.large
 def test_the_size_is_a_half_and_at_most_a_third(digits):
     num_bytes = 3 * 4 * digits.num_parameters
     assert 1 < digits.size["float32"] / num_bytes < 1.03  # little but weights

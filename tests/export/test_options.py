@@ -23,7 +23,8 @@ DATASET = tf.data.Dataset.from_tensor_slices(np.zeros((8, 4))).batch(4)
         (
             {"outputs": []},
             r"^outputs must be chosen, each once, from probabilities, class, "
-            r"top_k, members, disagreement; received \[\]\.$",
+            r"top_k, set, members, disagreement, members_used; received "
+            r"\[\]\.$",
         ),
         ({"outputs": "logits"}, r"received \['logits'\]"),
         ({"outputs": ["class", "scores"]}, r"received \['class', 'scores'\]"),
@@ -167,3 +168,9 @@ def test_a_misspelled_option_is_named(export, tmp_path):
     with pytest.raises(ValueError, match="^outputs must be chosen"):
         export(None, tmp_path / "new/a", outputs=["logits"])
     assert not any(tmp_path.iterdir())
+
+
+def test_a_word_is_no_calibration():
+    message = r"calibrated='no'\): must be True, False, or what `ensemble"
+    with pytest.raises(ValueError, match=message):
+        ServingOptions(calibrated="no")

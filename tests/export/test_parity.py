@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import tensorflow as tf
+from ai_edge_litert.interpreter import Interpreter
 from conftest import FULL, PRIORS
 from consumers import (
     MODEL_SERVER,
@@ -32,7 +33,12 @@ from helpers import header, memory_ensemble, round_at, text_model
 from tensorflow_serving.apis import prediction_log_pb2
 
 from cbnn_keras import CheckpointEnsemble
-from cbnn_keras.export import export_onnx, export_saved_model, onnx_conversion
+from cbnn_keras.export import (
+    export_litert,
+    export_onnx,
+    export_saved_model,
+    onnx_conversion,
+)
 from cbnn_keras.runs.run import MemoryRun
 
 VOTES = [1.0, 2.5]
@@ -249,6 +255,8 @@ class Exported:
     """An ensemble in files, and what it should answer.
 
     Attributes:
+        ensemble: It.
+        options: What its exports were told.
         inputs: Seven samples, by the names that clients use.
         probabilities: What the Keras ensemble says of them.
         members: What each of its members says, `(7, num_members, k)`.
@@ -280,6 +288,7 @@ class Exported:
         self.onnx = directory / "ensemble.onnx"
         if case != "strings":
             export_onnx(ensemble, self.onnx, **options)
+        self.ensemble, self.options = ensemble, options
         self.run = opened(self.saved_model)
         self.inputs = x if isinstance(x, dict) else {self.run.inputs[0]: x}
 
@@ -316,6 +325,7 @@ def check(found, expected):
 
 
 @pytest.mark.parametrize("exported", [*ALL_CASES, "strings"], indirect=True)
+@pytest.mark.large
 def test_saved_model_says_what_keras_says(exported):
     for batch in exported.batches():
         check(exported.run(batch)["probabilities"], exported.probabilities)
@@ -331,6 +341,23 @@ def test_onnx_says_what_keras_says(exported):
     session = onnxruntime.InferenceSession(exported.onnx)
     for value in (*session.get_inputs(), *session.get_outputs()):
         assert value.shape[0] == "batch"
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("exported", SMALL, indirect=True)
+def test_litert_says_what_keras_says(exported, tmp_path):
+    path = tmp_path / "a.tflite"
+    options = exported.options | {"outputs": ["probabilities", "members"]}
+    export_litert(exported.ensemble, path, **options)
+    run = Interpreter(str(path)).get_signature_runner()
+    is_single = 1 in {
+        detail["shape_signature"][0]
+        for detail in run.get_input_details().values()
+    }
+    for batch in list(exported.batches())[: 1 if is_single else None]:
+        found = run(**batch)
+        check(found["probabilities"], exported.probabilities)
+        check(found["members"], exported.members)
 
 
 @pytest.mark.parametrize("exported", ["resnet", "mixed"], indirect=True)

@@ -566,8 +566,8 @@ def test_what_is_no_artefact(ensemble, tmp_path, make):
     with pytest.raises(
         ValueError,
         match=rf"^{re.escape(str(path))} is neither a SavedModel, nor an ONNX "
-        r"file, nor a model of a Triton repository\. Give what `cbnn export` "
-        r"wrote\.$",
+        r"or LiteRT file, nor a model of a Triton repository, nor a page\. "
+        r"Give what `cbnn export` wrote\.$",
     ):
         verify_artefact(path, ensemble)
 

@@ -92,12 +92,37 @@ def _round_changes() -> list[tuple]:
     ]
 
 
+def _calibration(**changes) -> dict:
+    """One that could be, but for the changes."""
+    return {
+        "temperature": 1.5,
+        "num_samples": 100,
+        "members": [6, 10, 16],
+        "votes": [1.0, 2.0, 3.0],
+        "coverage": 0.9,
+        "threshold": 0.2,
+    } | changes
+
+
+_WRONG_CALIBRATIONS = [
+    *({"temperature": value} for value in (0.0, -1.0, 1e-9, 1e308, "1", None)),
+    *({"temperature": value} for value in (5e-324, 1e999, True, [1.5])),
+    *({"num_samples": value} for value in (0, -1, 2**70, 1.5)),
+    *({"members": value} for value in ([], [6, 99, 100], [16, 10, 6], "6")),
+    *({"votes": value} for value in ([1.0], [0.0] * 3, [1e308] * 3, ["1"])),
+    *({"coverage": value} for value in (None, 0, 1, 1.5, "0.9")),
+    *({"threshold": value} for value in (None, -1.0, 1.5, 2**70, "0.2")),
+]
+
+
 def _header_changes() -> list[tuple]:
     return [
         *(("format_version", v) for v in (99, 0, -1, True, 2.0, "2", None)),
         *(("format_version", v) for v in (FORMAT_VERSION + 1, 2**70)),
         *(("phases", v) for v in ({}, [1], [{"step": 4, "epoch": 1}])),
         ("phases", [{"step": 2**70, "epoch": 1, "settings": {}}]),
+        *(("calibration", v) for v in ([], 1.5, {}, {"temperature": 1.5})),
+        *(("calibration", _calibration(**c)) for c in _WRONG_CALIBRATIONS),
         *(("num_classes", v) for v in (0, 1, 2, 4, -3, 2**62, 3.0, True)),
         *(("num_samples", v) for v in (0, 1, 59, 61, 64, 10**12, -60, 2**70)),
         ("num_samples", 60.0),

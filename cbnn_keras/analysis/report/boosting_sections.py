@@ -96,10 +96,12 @@ def weights_section(found: Sequence[Findings], names: ClassNames) -> Section:
 
 
 def _weights_part(found: Findings, names: ClassNames) -> Part:
+    texts = [_how_far(found.weights)]
+    if found.weights.min() == found.weights.max():  # nothing to be seen
+        return Part(found.name, texts)
     drawings = [
         page.plot(lambda ax: plots.draw_weight_histogram(found.weights, ax))
     ]
-    texts = [_how_far(found.weights)]
     by_class = found.by_class
     if by_class is None:
         return Part(found.name, [*texts, missing("training data")], drawings)
@@ -117,7 +119,10 @@ def _how_far(weights: np.ndarray) -> str:
     """Whether boosting has moved the weights, in a sentence."""
     low, high = float(weights.min()), float(weights.max())
     if low == high:
-        return "Boosting has not moved the weights at all."
+        return (
+            "No weight was raised: boosting is asked for (`largest_ratio=`), "
+            "and finds nothing to raise where no checkpoint is wrong."
+        )
     word = "hardly " if high < _HARDLY * low else ""
     return (
         f"Boosting has {word}moved the weights: from {low:.3f} to {high:.3f}."

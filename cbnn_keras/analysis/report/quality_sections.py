@@ -50,6 +50,16 @@ def _summary_part(found: Findings) -> Part:
         ]
         for model in evaluation.models
     ]
+    if evaluation.calibrated is not None:
+        rows.append(
+            [
+                "ensemble, calibrated",
+                rows[-1][1],
+                f"{evaluation.calibrated.negative_log_likelihood:.4f}",
+                "",
+                f"{100 * evaluation.calibrated.expected_error:.2f}",
+            ]
+        )
     head = ["", "error, %", "NLL", "NLL, scaled", "ECE, %"]
     return Part(
         found.name,
@@ -197,36 +207,68 @@ def calibration_section(found: Sequence[Findings]) -> Section:
     )
 
 
+def calibration_verdicts(evaluation: Evaluation) -> list[str]:
+    """What the calibration that the run keeps does to these data."""
+    record, after = evaluation.calibration, evaluation.calibrated
+    if record is None or after is None:
+        return []
+    before = evaluation.models[-1].before
+    texts = [
+        f"The ensemble is calibrated, with T = {record.temperature:.3f} from "
+        f"{record.num_samples:,} samples: here the calibration error (ECE) "
+        f"goes from {100 * before.expected_error:.2f}% to "
+        f"{100 * after.expected_error:.2f}%, the NLL from "
+        f"{before.negative_log_likelihood:.4f} to "
+        f"{after.negative_log_likelihood:.4f}."
+    ]
+    if evaluation.sets is not None:
+        sets = evaluation.sets
+        texts.append(
+            f"Sets of coverage {record.coverage:.0%}: here the label is in "
+            f"{sets.coverage:.1%} of them. They have {sets.size:.2f} classes "
+            f"on average, and {sets.empty:.1%} of them have none."
+        )
+    return texts
+
+
 def _calibration_part(found: Findings) -> Part:
     evaluation = found.evaluation
     if evaluation is None:
         return Part(found.name, [missing("data")])
     ensemble = evaluation.models[-1]
     head = ["", "", "NLL", "ECE, %", "Brier", "T"]
-    rows = [
-        [
-            model.name,
-            when,
-            f"{quality.negative_log_likelihood:.4f}",
-            f"{100 * quality.expected_error:.2f}",
-            f"{quality.brier:.4f}",
-            temperature,
-        ]
+    record, calibrated = evaluation.calibration, evaluation.calibrated
+    lines = [
+        (model.name, *line)
         for model in evaluation.models
-        for when, quality, temperature in (
+        for line in (
             ("as it is", model.before, "1"),
             ("scaled", model.after, f"{model.temperature:.3f}"),
         )
     ]
+    after, temperature = ensemble.after, ensemble.temperature
+    if record is not None and calibrated is not None:
+        after, temperature = calibrated, record.temperature
+        lines.append(
+            (ensemble.name, "calibrated", calibrated, f"{temperature:.3f}")
+        )
+    rows = [
+        [
+            name,
+            when,
+            f"{quality.negative_log_likelihood:.4f}",
+            f"{100 * quality.expected_error:.2f}",
+            f"{quality.brier:.4f}",
+            shown,
+        ]
+        for name, when, quality, shown in lines
+    ]
     drawing = page.plot(
         lambda ax: plots.draw_reliability(
-            ensemble.before,
-            ax,
-            after=ensemble.after,
-            temperature=ensemble.temperature,
+            ensemble.before, ax, after=after, temperature=temperature
         )
     )
-    texts = [where(evaluation)]
+    texts = [where(evaluation), *calibration_verdicts(evaluation)]
     if len(evaluation.labels) < _FEW_SAMPLES:
         texts.append(
             f"With less than {_FEW_SAMPLES:,} samples temperatures and bins "

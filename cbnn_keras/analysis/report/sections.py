@@ -71,15 +71,23 @@ def _settings(found: Sequence[Findings]) -> Section:
 
 
 def _settings_part(found: Findings) -> Part:
-    header = found.run.header
+    header, calibration = found.run.header, found.run.calibration
+    calibrated = {}
+    if calibration is not None:
+        calibrated["calibrated"] = (
+            f"T = {calibration.temperature:.3f} from "
+            f"{calibration.num_samples:,} samples, for "
+            f"{len(calibration.members)} members"
+        )
     shown = {
         "run": found.location,
         "method": header.method,
         **header.settings.to_json(),
         "members": len(found.steps),
+        **calibrated,
         "trained with cbnn-keras": header.package_version,
         "report by cbnn-keras": __version__,
-        "Keras": keras.__version__,
+        "Keras": f"{keras.__version__} on {keras.backend.backend()}",
         "TensorFlow": tf.__version__,
         "NumPy": np.__version__,
         "Python": platform.python_version(),

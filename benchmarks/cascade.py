@@ -1,0 +1,195 @@
+"""What a cascade saves, and what it costs.
+
+    python benchmarks/cascade.py --data-dir DATA [--tasks digits,satellite]
+
+Six members (`CBNNCallback(restarts=6)`) on four tasks, five seeds each, with
+splits of their own: training, held-out data that the cascade is chosen on for a
+loss of 0.001, and test data that all else is measured on, in ONNX Runtime on
+one thread. Time is that of the processor for a request of 1 or 32 samples, as a
+ratio to one member. Targets: all answers of the exact cascade are the
+ensemble's; the confident one uses at most 1.3 members on average. In the end,
+what leaving costs: six small ResNets, of which every sample needs one.
+"""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import tempfile
+import time
+from typing import Any
+
+import serving
+from accuracy_tasks import TASKS, Task, split
+from common import alternate, random_images, small_resnet, versions
+
+import keras  # isort: skip
+import numpy as np  # isort: skip
+import onnxruntime  # isort: skip
+
+from cbnn_keras import CBNNCallback, CheckpointEnsemble, metrics
+from cbnn_keras.export import export_onnx
+
+LOSS = 0.001
+# Samples for training, to choose on and to test; epochs; the learning rate. A
+# thousand held-out samples are the least that say something about 0.001.
+SETTINGS = {
+    "digits": ((480, 1000, 300), 90, 0.06),
+    "satellite": ((1280, 2500, 2600), 90, 0.06),
+    "ag_news": ((3200, 2200, 2200), 12, 0.003),
+    "dbpedia": ((3200, 5000, 5800), 24, 0.01),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data-dir", type=pathlib.Path, required=True)
+    parser.add_argument("--tasks", default=",".join(SETTINGS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    print(f"{versions()}, ONNX Runtime {onnxruntime.__version__}", flush=True)
+    rows: dict[str, list[dict[str, float]]] = {}
+    for seed in range(options.seeds):
+        for name in options.tasks.split(","):
+            found = measure(name, seed, options.data_dir, options.repeats)
+            rows.setdefault(name, []).append(found)
+            line = {"task": name, "seed": seed, **found}
+            print(json.dumps(line), flush=True)
+    print(json.dumps({"task": "none", **overhead(options.repeats)}))
+    for name, lines in rows.items():
+        means = {k: np.mean([line[k] for line in lines]) for k in lines[0]}
+        shown = ", ".join(f"{k} {v:.4g}" for k, v in means.items())
+        print(f"{name}, mean of {len(lines)}: {shown}")
+
+
+def measure(
+    name: str, seed: int, data_dir: pathlib.Path, repeats: int
+) -> dict[str, float]:
+    """Errors, members and times of one seed of a task."""
+    sizes, epochs, rate = SETTINGS[name]
+    task = dataclasses.replace(TASKS[name], sizes=sizes)
+    data = split(task, "clean", seed, data_dir)
+    ensemble = trained(task, data, epochs, rate, seed)
+    chosen = ensemble.cascade(data.val, loss=LOSS, verbose=0)
+    x, y = data.test
+    expected = metrics.predicted_classes(ensemble.predict(x, verbose=0))
+    exports = {
+        "one": (ensemble.take(chosen.order[:1]), {}),
+        "all": (ensemble, {}),
+        "exact": (ensemble, {"cascade": "exact"}),
+        "confident": (ensemble, {"cascade": chosen}),
+    }
+    found: dict[str, float] = {}
+    sessions = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for name, (members, given) in exports.items():
+            outputs = ["probabilities", "class"]
+            if given:
+                outputs.append("members_used")
+            path = pathlib.Path(directory) / f"{name}.onnx"
+            artefact = export_onnx(
+                members,
+                path,
+                outputs=outputs,
+                sample_data=x[:200],
+                verbose=0,
+                **given,
+            )
+            found[f"{name}_parity"] = artefact.parity.max_difference
+            sessions[name] = opened(path)
+    for name, session in sessions.items():
+        results = run(session, x)
+        found[f"{name}_error"] = 100 * float(np.mean(results["class"] != y))
+        found[f"{name}_same"] = float(np.mean(results["class"] == expected))
+        if "members_used" in results:
+            found[f"{name}_members"] = float(results["members_used"].mean())
+    for size in (1, 32):
+        found |= times(sessions, x, size, repeats)
+    return found
+
+
+def overhead(repeats: int) -> dict[str, float]:
+    """Times of six small ResNets of which each sample needs just one."""
+    ensemble = serving.trained(small_resnet(size=32), 32)
+    x, _ = random_images(128, size=32)
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        path = pathlib.Path(directory) / "m.onnx"
+        sessions = {}
+        for name, members, given in (
+            ("one", ensemble.take([ensemble.rounds[-1].step]), {}),
+            ("all", ensemble, {}),
+            ("leaving", ensemble, {"cascade": 1e-6}),
+        ):
+            export_onnx(members, path, sample_data=x[:10], verbose=0, **given)
+            sessions[name] = opened(path)
+    for size in (1, 32):
+        found |= times(sessions, x, size, repeats)
+    return found
+
+
+def trained(
+    task: Task, data: Any, epochs: int, rate: float, seed: int
+) -> CheckpointEnsemble:
+    keras.utils.set_random_seed(seed)
+    model = task.make_model(data.train[0], data.num_classes)
+    model.add(keras.layers.Softmax())
+    model.compile(
+        task.make_optimizer(rate), loss="sparse_categorical_crossentropy"
+    )
+    callback = CBNNCallback(restarts=6)
+    train = callback.weighted(
+        *data.train, batch_size=task.batch_size, seed=seed
+    )
+    model.fit(train, epochs=epochs, callbacks=[callback], verbose=0)
+    return callback.ensemble()
+
+
+def opened(path: pathlib.Path) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(
+        path, options, providers=["CPUExecutionProvider"]
+    )
+
+
+def run(
+    session: onnxruntime.InferenceSession, x: np.ndarray
+) -> dict[str, np.ndarray]:
+    names = [output.name for output in session.get_outputs()]
+    inputs = {session.get_inputs()[0].name: x}
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def times(
+    sessions: dict[str, onnxruntime.InferenceSession],
+    x: np.ndarray,
+    size: int,
+    repeats: int,
+) -> dict[str, float]:
+    """Processor time over the test data, as ratios to one member."""
+    batches = [x[i : i + size] for i in range(0, min(len(x), 1024), size)]
+
+    def requests(session: onnxruntime.InferenceSession) -> None:
+        for batch in batches:
+            run(session, batch)
+
+    seconds = alternate(
+        {n: lambda s=s: requests(s) for n, s in sessions.items()},
+        repeats,
+        clock=time.process_time,
+    )
+    ratios = {
+        f"{name}_time_{size}": float(
+            np.median(np.divide(taken, seconds["one"]))
+        )
+        for name, taken in seconds.items()
+        if name != "one"
+    }
+    each = float(np.median(seconds["one"])) / len(batches)
+    return {f"one_microseconds_{size}": 1e6 * each, **ratios}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""Tests of temperature and sets, by hand, by hypothesis and by simulation."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize_scalar
+from scipy.stats import beta
+
+from cbnn_keras.calibration import (
+    CalibrationRecord,
+    conformal_threshold,
+    fit_temperature,
+    floor,
+    prediction_sets,
+    scale,
+)
+from cbnn_keras.metrics import negative_log_likelihood
+
+# The same examples on every machine; no deadline, as CI machines stall.
+reproducible = settings(derandomize=True, deadline=None, max_examples=60)
+
+
+# --- Temperature; its likelihood is tested in analysis/test_calibration.py ---
+
+
+@pytest.mark.parametrize("is_one_column", [False, True])
+def test_temperature_of_two_classes_by_hand(is_one_column):
+    """All samples say 0.9 for class 1; 3 of 4 are of it.
+
+    The likelihood is largest where what is said is what is so:
+    (0.9 / 0.1)^(1/T) = 3, so T = log 9 / log 3 = 2.
+    """
+    p = np.array([[0.1, 0.9]] * 4)[:, int(is_one_column) :]
+    labels = np.array([1, 1, 0, 1])
+    found = fit_temperature(p, labels)
+    assert found == pytest.approx(2, rel=1e-7)
+    np.testing.assert_allclose(scale(p, found)[:, -1], 0.75, rtol=1e-7)
+
+
+def test_temperature_of_three_classes_by_scipy():
+    generator = np.random.default_rng(0)
+    p = generator.dirichlet([0.5, 0.5, 0.5], 200)
+    labels = np.array([generator.choice(3, p=row) for row in scale(p, 3.0)])
+
+    def loss(temperature):
+        powers = p ** (1 / temperature)
+        of_label = powers[np.arange(200), labels] / powers.sum(axis=1)
+        return -np.log(of_label).mean()
+
+    expected = minimize_scalar(loss, bounds=(0.1, 10), method="bounded").x
+    assert fit_temperature(p, labels) == pytest.approx(expected, rel=1e-4)
+
+
+@reproducible
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=6),
+    st.floats(0.01, 100),
+    st.booleans(),
+)
+def test_predicted_classes_stay(values, temperature, is_one_column):
+    """Ties too; and what is given is always a probability."""
+    first = np.array(values)[:, np.newaxis]
+    p = first if is_one_column else np.hstack([first, 1 - first])
+    found = scale(p, temperature)
+    assert found.shape == p.shape
+    assert ((found >= 0) & (found <= 1)).all()
+    if is_one_column:
+        sure = np.abs(p - 0.5) > 1e-9
+        np.testing.assert_array_equal((found > 0.5)[sure], (p > 0.5)[sure])
+    else:
+        np.testing.assert_allclose(found.sum(axis=1), 1)
+        np.testing.assert_allclose(
+            found[np.arange(len(p)), p.argmax(axis=1)], found.max(axis=1)
+        )
+
+
+def test_a_stack_of_members_is_scaled_as_each_is():
+    p = np.random.default_rng(1).dirichlet([1, 1, 1], (2, 5))
+    np.testing.assert_array_equal(
+        scale(p, 2.0), np.stack([scale(p[0], 2.0), scale(p[1], 2.0)])
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 1.3, 2.0, 3.0, 5.0, 100.0])
+def test_the_last_bit_of_one_column_hardly_matters(temperature):
+    """Every p in float32 near 1, against its neighbour, at any temperature."""
+    last = np.float32(2.0**-24)
+    rest = np.unique(np.geomspace(1, 2**20, 3000).astype(np.int64))
+    p = (1 - rest.astype(np.float32) * last)[:, np.newaxis]
+    found, neighbours = scale(p, temperature), scale(p + last, temperature)
+    assert np.abs(found - neighbours).max() <= 1e-5
+    # And it is not a floor where there is no need for one.
+    assert floor(temperature, 1) <= 1e-3
+    assert floor(temperature, 10) == floor(min(temperature, 1.0), 1) == 1e-7
+
+
+def test_temperature_of_one_column_knows_of_the_floor():
+    """Logits 2.6 times too large, many of them beyond what float32 can say."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(0, 6, 5000)
+    labels = (generator.random(5000) < 1 / (1 + np.exp(-logits))).astype(int)
+    p = (1 / (1 + np.exp(-2.6 * logits))).astype(np.float32)[:, np.newaxis]
+    assert (p == 1).mean() > 0.1
+
+    def loss(temperature):
+        return negative_log_likelihood(scale(p, temperature), labels)
+
+    best = min(map(loss, np.geomspace(1, 5, 400)))
+    assert loss(fit_temperature(p, labels)) <= best + 0.001
+    assert loss(2.6) > best + 0.003
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, np.nan, np.inf])
+def test_temperatures_that_are_none(temperature):
+    with pytest.raises(
+        ValueError,
+        match=r"scale\(temperature=.*\): temperature must be above 0\.",
+    ):
+        scale(np.array([[0.5, 0.5]]), temperature)
+
+
+# --- Sets ---
+
+
+@pytest.mark.parametrize(
+    ("coverage", "rank"),
+    [  # ceil(10 * coverage) of 9 samples
+        *((0.1, 1), (0.15, 2), (0.5, 5), (0.55, 6), (0.89, 9), (0.9, 9)),
+    ],
+)
+def test_threshold_by_hand(coverage, rank):
+    of_label = np.array([0.5, 0.1, 0.9, 0.3, 0.7, 0.2, 0.8, 0.4, 0.6])
+    p = np.stack([of_label, 1 - of_label], axis=1)
+    found = conformal_threshold(p, np.zeros(9, int), coverage)
+    assert found == sorted(of_label, reverse=True)[rank - 1]
+    # As many of these samples as the rank says have their label in the set.
+    assert prediction_sets(p, found)[:, 0].sum() == rank
+
+
+def test_rank_of_a_product_that_is_rounded_upward():
+    """99 samples and 0.55: 100 * 0.55 is 55.00000000000001, the rank 55."""
+    assert 100 * 0.55 > 55
+    of_label = np.arange(1, 100) / 100
+    p = np.stack([of_label, 1 - of_label], axis=1)
+    assert conformal_threshold(p, np.zeros(99, int), 0.55) == 0.45
+
+
+def test_equal_scores_are_all_in():
+    p = np.array([[0.8, 0.2]] * 9)
+    found = conformal_threshold(p, np.zeros(9, int), 0.5)
+    assert found == 0.8
+    assert prediction_sets(p, found)[:, 0].all()
+
+
+def test_sets_of_one_column_have_two():
+    p = np.array([[0.9], [0.4], [0.1]])
+    np.testing.assert_array_equal(
+        prediction_sets(p, 0.35),
+        [[False, True], [True, True], [True, False]],
+    )
+    labels = np.array([1, 0, 0] * 3)
+    two = np.hstack([1 - p, p])
+    assert conformal_threshold(
+        np.tile(p, (3, 1)), labels, 0.5
+    ) == conformal_threshold(np.tile(two, (3, 1)), labels, 0.5)
+
+
+@pytest.mark.parametrize(("coverage", "needed"), [(0.9, 9), (0.95, 19)])
+def test_too_few_samples_for_a_coverage(coverage, needed):
+    p = np.full((needed, 2), 0.5)
+    labels = np.zeros(needed, int)
+    assert conformal_threshold(p, labels, coverage) == 0.5
+    with pytest.raises(
+        ValueError,
+        match=rf"A coverage of {coverage} cannot be promised after "
+        rf"{needed - 1} samples, but by sets of all classes: it takes "
+        rf"{needed} at least\. Give more samples, or choose a lower coverage",
+    ):
+        conformal_threshold(p[1:], labels[1:], coverage)
+
+
+@pytest.mark.parametrize("coverage", [0, 1, -0.1, 1.5, np.nan])
+def test_coverages_that_are_none(coverage):
+    with pytest.raises(
+        ValueError,
+        match=r"conformal_threshold\(coverage=.*\): coverage must be between "
+        r"0 and 1, both excluded\.",
+    ):
+        conformal_threshold(np.full((9, 2), 0.5), np.zeros(9, int), coverage)
+
+
+@pytest.mark.parametrize(("num", "coverage"), [(50, 0.9), (200, 0.7)])
+def test_coverage_is_what_theory_says(num, coverage):
+    """2,000 times, a threshold from `num` samples and 400 further ones.
+
+    Labels are drawn from wrong probabilities: the promise needs no good model.
+    Coverage given the threshold is Beta(k, n + 1 - k).
+    """
+    generator = np.random.default_rng(num)
+    shares = []
+    for _ in range(2000):
+        p = generator.dirichlet([1.0, 1.0, 1.0], num + 400)
+        ranks = p.cumsum(axis=1) ** 2 > generator.random((len(p), 1))
+        labels = ranks.argmax(axis=1)
+        threshold = conformal_threshold(p[:num], labels[:num], coverage)
+        sets = prediction_sets(p[num:], threshold)
+        shares.append(sets[np.arange(400), labels[num:]].mean())
+    rank = int(np.ceil((num + 1) * coverage))
+    theory = beta(rank, num + 1 - rank)
+    assert coverage <= theory.mean() <= coverage + 1 / (num + 1)
+    assert np.mean(shares) == pytest.approx(theory.mean(), abs=0.004)
+    # Of the share among 400 there is the spread of drawing those as well.
+    drawing = theory.mean() * (1 - theory.mean()) / 400
+    expected = np.sqrt(theory.var() + drawing)
+    assert np.std(shares) == pytest.approx(expected, rel=0.08)
+
+
+def test_a_record_holds_for_its_own_members_and_votes():
+    record = CalibrationRecord(1.5, 100, [3, 6], [1.0, 2.0])
+    assert record.holds_for([3, 6], np.array([1.0, 2.0]))
+    assert not record.holds_for([3], np.array([1.0]))
+    assert not record.holds_for([3, 6], np.array([1.0, 2.5]))
+    assert not record.holds_for([3, 6, 9], np.array([1.0, 2.0, 3.0]))

@@ -1,0 +1,261 @@
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbnn_keras import cascades, metrics
+from cbnn_keras.cascades import Cascade
+from cbnn_keras.ensemble.adjusting import adjusted_arrays
+
+
+@st.composite
+def ensembles(draw, max_members=4):
+    """Members' probabilities of some samples, votes, and perhaps priors."""
+    num_members = draw(st.integers(1, max_members))
+    num_classes = draw(st.integers(2, 4))
+    seed = draw(st.integers(0, 2**32 - 1))
+    generator = np.random.default_rng(seed)
+    # From nearly equal to nearly sure, and some that are the same.
+    sharpness = draw(st.sampled_from([0.1, 1.0, 10.0]))
+    raw = generator.gamma(sharpness, size=(num_members, 12, num_classes))
+    members = raw + 1e-9
+    members /= members.sum(axis=-1, keepdims=True)
+    members[:, :2] = members[0, :2]
+    if draw(st.booleans()):
+        members = metrics.one_hot_votes(members)
+    votes = draw(
+        st.sampled_from(
+            [np.ones(num_members), generator.uniform(0.2, 4, num_members)]
+        )
+    )
+    priors = generator.dirichlet(np.ones(num_classes)) + 0.02
+    return members, votes, draw(st.sampled_from([None, priors]))
+
+
+temperatures = st.sampled_from([None, 0.5, 2.5])
+
+
+def classes_of(sums, priors, temperature):
+    """Predicted classes, by the ensemble's own functions."""
+    return metrics.predicted_classes(adjusted_arrays(sums, temperature, priors))
+
+
+@given(ensembles(), temperatures)
+def test_no_completion_of_the_votes_changes_what_is_decided(
+    ensemble, temperature
+):
+    """By trying all ways in which the others can vote, for one class each.
+
+    Averages of these are all that they can say.
+    """
+    members, votes, priors = ensemble
+    shares = votes / votes.sum()
+    found = cascades.stages(members, votes, priors, temperature)
+    num_members, num_samples, num_classes = members.shape
+    for asked in range(1, num_members + 1):
+        said = np.tensordot(shares[:asked], members[:asked], 1)
+        is_decided = found.lead[asked - 1] >= 0
+        rest = shares[asked:]
+        ends = []
+        for choice in itertools.product(range(num_classes), repeat=len(rest)):
+            others = np.zeros(num_classes)
+            np.add.at(others, list(choice), rest)
+            ends.append(classes_of(said + others, priors, temperature))
+        is_constant = (np.array(ends) == ends[0]).all(axis=0)
+        assert is_constant[is_decided].all()
+        # The rule is as early as can be, but for its margin.
+        is_close = found.lead[asked - 1] >= -2 * cascades.MARGIN
+        assert is_close[is_constant].all()
+
+
+@given(ensembles(max_members=6), temperatures)
+def test_exact_cascades_predict_what_all_members_do(ensemble, temperature):
+    members, votes, priors = ensemble
+    found = cascades.stages(members, votes, priors, temperature)
+    used = found.members_used(None)
+    mean = metrics.weighted_mean(members, votes)
+    mean = adjusted_arrays(mean, temperature, priors)
+    np.testing.assert_allclose(found.probabilities[-1], mean, atol=1e-12)
+    is_clear = np.diff(np.sort(mean)[:, -2:])[:, 0] > 1e-12
+    np.testing.assert_array_equal(
+        metrics.predicted_classes(found.probabilities_at(used))[is_clear],
+        metrics.predicted_classes(mean)[is_clear],
+    )
+
+
+@given(ensembles(max_members=5), st.floats(0.3, 0.99))
+def test_samples_leave_as_in_a_loop(ensemble, confidence):
+    members, votes, priors = ensemble
+    found = cascades.stages(members, votes, priors)
+    used = found.members_used(confidence)
+    for sample, number in enumerate(used):
+        for asked in range(1, len(votes) + 1):
+            mean = np.average(
+                members[:asked, sample], axis=0, weights=votes[:asked]
+            )
+            said = mean * votes[:asked].sum() / votes.sum()
+            rest = votes[asked:].sum() / votes.sum()
+            factors = np.ones(len(mean))
+            if priors is not None:
+                factors = priors.min() / priors
+                mean = mean / priors / (mean / priors).sum()
+            best = (said * factors).argmax()
+            others = np.delete((said + rest) * factors, best)
+            ahead = (said * factors)[best] - others.max()
+            if abs(mean.max() - confidence) < 1e-9:
+                break  # a matter of rounding
+            if ahead > cascades.MARGIN or mean.max() >= confidence:
+                break
+        else:
+            asked = len(votes)
+        if abs(mean.max() - confidence) > 1e-9:
+            assert number == asked
+            np.testing.assert_allclose(
+                found.probabilities_at(used)[sample], mean, atol=1e-12
+            )
+
+
+def test_one_column_leaves_as_two_do():
+    generator = np.random.default_rng(0)
+    column = generator.beta(0.3, 0.3, size=(5, 50, 1))
+    votes = np.array([1.0, 2.0, 0.5, 1.0, 0.7])
+    both = np.concatenate([1 - column, column], axis=-1)
+    for priors in (None, [0.8, 0.2]):
+        one = cascades.stages(column, votes, priors)
+        two = cascades.stages(both, votes, priors)
+        for confidence in (None, 0.9):
+            used = one.members_used(confidence)
+            np.testing.assert_array_equal(used, two.members_used(confidence))
+            np.testing.assert_allclose(
+                one.probabilities_at(used)[:, 0],
+                two.probabilities_at(used)[:, 1],
+            )
+
+
+def test_what_is_below_the_floor_counts_as_the_floor():
+    """By hand: at T = 3 and one column the floor is 0.00025.
+
+    With priors 0.9 and 0.1 the factors are 1/9 and 1, to the third 1/729 and 1.
+    The first class ends with 1/729 at most, the second with the floor at least
+    as the most it can.
+    """
+    factors, floor = cascades.factors_and_floor(1, [0.9, 0.1], 3.0)
+    np.testing.assert_allclose(factors, [1 / 729, 1])
+    assert floor == pytest.approx(0.00025, abs=1e-6)
+    found = cascades.lead([[1.0, 0.0]], 0.0, factors, floor)
+    np.testing.assert_allclose(found, 1 / 729 - floor - cascades.MARGIN)
+
+
+def test_clearness_is_the_distance_to_another_exit():
+    """Worked out by hand, with votes 2, 1, 1.
+
+    Sample 0 leaves after the first at 0.95 - 0.9 = 0.05 above. Sample 1 is 0.2
+    below it after the first, where the lead is 0.35 - 0.15 - 0.5 = -0.3; after
+    the second the lead is 0.6 - 0.15 - 0.25 = 0.2. Sample 2 never leaves: the
+    smallest step is after the second, 0.5 - 0.25 - 0.25 = 0 and a margin.
+    """
+    members = np.array(
+        [
+            [[0.95, 0.05], [0.7, 0.3], [0.5, 0.5]],
+            [[0.95, 0.05], [1.0, 0.0], [1.0, 0.0]],
+            [[0.95, 0.05], [1.0, 0.0], [0.0, 1.0]],
+        ]
+    )
+    found = cascades.stages(members, [2.0, 1.0, 1.0])
+    np.testing.assert_array_equal(found.members_used(0.9), [1, 2, 3])
+    np.testing.assert_allclose(
+        found.clearness(0.9), [0.05, 0.2 - cascades.MARGIN, cascades.MARGIN]
+    )
+    np.testing.assert_array_equal(found.members_used(None), [2, 2, 3])
+
+
+def test_what_is_no_number_leaves_at_once():
+    members = np.array([[[np.nan, np.nan]], [[0.5, 0.5]]])
+    found = cascades.stages(members, [1.0, 1.0])
+    assert found.members_used(0.9).tolist() == [1]
+    assert np.isnan(found.clearness(0.9)).all()
+
+
+def test_a_mean_of_no_samples():
+    found = cascades.stages(np.zeros((2, 0, 3)), [1.0, 1.0])
+    assert found.members_used(0.9).shape == (0,)
+
+
+def made_up(num=4000, num_members=5):
+    """Members that are right mostly, and surer when they are right."""
+    generator = np.random.default_rng(3)
+    labels = generator.integers(0, 4, num)
+    hardness = generator.exponential(1.0, size=num)
+    noise = generator.normal(size=(num_members, num, 4)) * hardness[:, None]
+    logits = 3 * np.eye(4)[labels] + noise
+    exponents = np.exp(logits)
+    return exponents / exponents.sum(axis=-1, keepdims=True), labels
+
+
+def test_the_loss_stays_within_what_was_stated():
+    members, labels = made_up()
+    found = cascades.stages(members, np.ones(5))
+    full = metrics.accuracy(found.probabilities[-1], labels)
+    costs = []
+    for loss in (0.002, 0.01, 0.05):
+        confidence = cascades.chosen_confidence(found, labels, loss)
+        used = found.members_used(confidence)
+        got = metrics.accuracy(found.probabilities_at(used), labels)
+        assert full - got <= loss
+        costs.append(used.mean())
+    assert costs == sorted(costs, reverse=True) and costs[-1] < 2
+    # More certainty is a higher confidence.
+    sure = cascades.chosen_confidence(found, labels, 0.01, standard_errors=2)
+    assert sure > cascades.chosen_confidence(found, labels, 0.01)
+
+
+def test_the_standard_error_is_counted():
+    """10 of 1000 leave early at 0.9 and are wrong: 0.01 and 0.00316."""
+    first = np.where(np.arange(1000) < 10, 0.1, 0.92)
+    second = np.full(1000, 0.99)
+    members = np.stack([np.stack([p, 1 - p], 1) for p in (first, second)])
+    labels = np.zeros(1000, int)
+    found = cascades.stages(members, np.ones(2))
+    assert cascades.chosen_confidence(found, labels, 0.0133) <= 0.9
+    assert cascades.chosen_confidence(found, labels, 0.0131) > 0.9
+
+
+def test_too_few_samples_say_nothing():
+    members, labels = made_up(num=400)
+    found = cascades.stages(members, np.ones(5))
+    assert cascades.chosen_confidence(found, labels, 0.001) is None
+    alone = cascades.stages(members[:1], np.ones(1))
+    assert cascades.chosen_confidence(alone, labels, 0.5) is None
+
+
+def test_orders():
+    members, labels = made_up(num=200)
+    members[3] = np.eye(4)[labels] * 0.9 + 0.025
+    members[1] = 0.25
+    order = cascades.order_by_likelihood(members, np.ones(5), labels)
+    assert sorted(order) == list(range(5))
+    assert order[0] == 3 and order[-1] == 1
+
+
+def test_a_cascade_gets_an_order_of_its_members():
+    cascade = Cascade().fitted_to([10, 20, 30], [1.0, 3.0, 1.0])
+    assert cascade.order == (20, 30, 10)
+    assert cascade.positions([10, 20, 30]) == [1, 2, 0]
+    assert cascade.fitted_to([30, 20, 10], [1, 1, 1]) is cascade
+    with pytest.raises(
+        ValueError,
+        match=r"members of the steps \[10, 20, 30\], but the ensemble has "
+        r"\[10, 20\]\. Choose it anew",
+    ):
+        cascade.fitted_to([10, 20], [1.0, 1.0])
+
+
+def test_a_cascade_says_what_it_does():
+    assert str(Cascade()) == "cascade: leave when no vote can change the answer"
+    chosen = Cascade((1, 2), 0.9, mean_members=1.25, loss=0.001)
+    assert str(chosen) == (
+        "cascade: leave at a confidence of 0.9; 1.25 of 2 members on average, "
+        "0.10% of accuracy lost on the data it was chosen on"
+    )
