@@ -33,10 +33,12 @@ from accuracy_methods import (
     Outcome,
     Setting,
 )
-from accuracy_tables import write_tables
+from accuracy_picture import draw
+from accuracy_tables import read, write_tables
 from accuracy_tasks import BUDGETS, TASKS, VARIANTS, Data, Task, split
 from accuracy_training import compiled_loop
 from common import versions
+from compiled_loop import CompiledLoop
 from rich.progress import Progress
 
 from cbnn_keras import imbalance, metrics
@@ -103,7 +105,7 @@ class Cell:
         self._variant = variant
         self._lines = lines
         self._directory = directory
-        self._loops: dict[int, tuple] = {}
+        self._loaded: tuple[int, CompiledLoop, Data] | None = None
 
     def run(self, budget: str, name: str, rate: float, seed: int) -> None:
         """Makes a run, unless its lines are there."""
@@ -116,27 +118,30 @@ class Cell:
         }
         if Lines.key({**job, "method": name}) in self._lines.found:
             return
-        loop, data = self._loop(seed)
-        # The same number of steps, also where samples were taken away.
-        share = self._task.sizes[0] / len(loop.labels)
-        epochs = round(self._task.num_epochs(budget) * share)
-        total_steps = epochs * loop.steps_per_epoch
+        setting = self.setting(budget, rate, seed)
+        data = setting.data
         method = TUNED[name] if name in TUNED else ADDED[name][1]
-        is_watched = budget == "converged" and seed != TUNING_SEED
-        setting = Setting(
-            self._task, loop, data, total_steps, rate, seed, is_watched
-        )
         priors = imbalance.class_priors(data.train[1], data.num_classes)
+        is_imbalanced = self._variant == "imbalanced"
         for found, outcome in method(setting).items():
             line = {**job, "method": found, "steps": setting.total_steps}
             line |= measured(outcome, data, None)
             if outcome.curve:
                 line["curve"] = [round(a, 4) for _, a in outcome.curve]
-            self._lines.add(line)
-            if self._variant == "imbalanced" and found in WITH_PRIORS:
+            self._add(line)
+            # One seed's training data may not have every class of Shuttle.
+            if is_imbalanced and found in WITH_PRIORS and priors.all():
                 line = {**line, "method": f"{found}, priors"}
                 line |= measured(outcome, data, priors)
-                self._lines.add(line)
+                self._add(line)
+
+    def _add(self, line: dict) -> None:
+        """Keeps a line; one that is there has to be the same."""
+        known = self._lines.found.get(Lines.key(line))
+        if known is None:
+            self._lines.add(line)
+        elif any(line[name] != value for name, value in known.items()):
+            raise ValueError(f"{line} was {known} before")
 
     def best_rate(self, budget: str, name: str) -> float:
         """The rate that is best on the held-out data of the tuning seed."""
@@ -148,12 +153,29 @@ class Cell:
             found.append((line["val_error"], line["val_likelihood"], rate))
         return min(found)[-1]
 
-    def _loop(self, seed: int) -> tuple:
-        if seed not in self._loops:
+    def setting(self, budget: str, rate: float, seed: int) -> Setting:
+        """What a run is made of."""
+        loop, data = self._loop(seed)
+        # The same number of steps, also where samples were taken away.
+        share = self._task.sizes[0] / len(loop.labels)
+        epochs = round(self._task.num_epochs(budget) * share)
+        total_steps = epochs * loop.steps_per_epoch
+        is_watched = budget == "converged" and seed < TUNING_SEED
+        return Setting(
+            self._task, loop, data, total_steps, rate, seed, is_watched
+        )
+
+    def _loop(self, seed: int) -> tuple[CompiledLoop, Data]:
+        if self._loaded is None or self._loaded[0] != seed:
             data = split(self._task, self._variant, seed, self._directory)
-            # One at a time: a compiled loop holds its samples.
-            self._loops = {seed: (compiled_loop(self._task, data), data)}
-        return self._loops[seed]
+            loop = None if self._loaded is None else self._loaded[1]
+            # Compiling takes longer than many a run.
+            if loop is None or len(loop.labels) != len(data.train[1]):
+                loop = compiled_loop(self._task, data)
+            else:
+                loop.load(*data.train)
+            self._loaded = (seed, loop, data)
+        return self._loaded[1:]
 
 
 def run(options: argparse.Namespace) -> None:
@@ -187,6 +209,12 @@ def run(options: argparse.Namespace) -> None:
                     progress.advance(bar)
 
 
+def tables_and_picture(options: argparse.Namespace) -> None:
+    results = read(options.output)
+    write_tables(options.output, results, versions())
+    draw(results, options.picture)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
@@ -202,16 +230,12 @@ def main() -> None:
         "methods": [*TUNED, *ADDED],
     }
     for name, known in choices.items():
-        training.add_argument(f"--{name}", default=known, type=_one_of(known))
+        training.add_argument(f"--{name}", default=known, type=one_of(known))
     training.add_argument("--data-dir", type=pathlib.Path, required=True)
     training.add_argument("--seeds", type=int, default=5)
     training.add_argument("--first-seed", type=int, default=0)
     tables = commands.add_parser("tables", help="what the lines say")
-    tables.set_defaults(
-        function=lambda options: write_tables(
-            options.output, options.picture, versions()
-        )
-    )
+    tables.set_defaults(function=tables_and_picture)
     tables.add_argument("--picture", type=pathlib.Path, default=PICTURE)
     for command in (training, tables):
         command.add_argument("--output", type=pathlib.Path, default=RESULTS)
@@ -219,7 +243,7 @@ def main() -> None:
     options.function(options)
 
 
-def _one_of(known: list[str]):
+def one_of(known: list[str]):
     def parse(text: str) -> list[str]:
         # Names of methods have commas in them.
         names = [name for name in text.split(";" if ";" in text else ",")]

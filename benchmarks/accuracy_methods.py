@@ -88,6 +88,8 @@ def voted(
     kind: str = "member",
 ) -> Outcome:
     """The vote of those members that the policy trusts."""
+    if isinstance(policy, EqualVotes):
+        checkpoints = [dataclasses.replace(c, vote=1.0) for c in checkpoints]
     members = [c for c in checkpoints if c.vote]
     views: list[View] = [getattr(c, kind) for c in members]
     is_trusted = [True] * len(views)
@@ -111,12 +113,23 @@ def single(found: View) -> Outcome:
     return Outcome(found.val, found.test, [found.train_error])
 
 
-class Curve:
-    """Test accuracy of members and current model, watched along a run."""
+class Curves:
+    """Test accuracy of members and current model, watched along a run.
 
-    def __init__(self, setting: Setting, policy: Boosting | EqualVotes | None):
-        self.points: list[tuple[int, float]] = []
-        self._policy = policy
+    Args:
+        setting: Of the run.
+        policies: Who votes, by method; None for the current model alone.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        policies: dict[str, Boosting | EqualVotes | None],
+    ):
+        self._points: dict[str, list[tuple[int, float]]] = {
+            name: [] for name in policies
+        }
+        self._policies = policies
         self._labels = setting.data.test[1]
         total = setting.total_steps
         points = range(1, NUM_POINTS + 1) if setting.is_watched else ()
@@ -125,37 +138,57 @@ class Curve:
     def __call__(
         self, step: int, checkpoints: list[Checkpoint], current: np.ndarray
     ) -> None:
-        found = current
         members = [c for c in checkpoints if c.vote]
-        if self._policy is not None and members:
-            found = voted(members, self._policy).test
-            if members[-1].step != step:
-                votes = [len(members), 1]
-                found = metrics.weighted_mean(np.stack([found, current]), votes)
-        self.points.append((step, metrics.accuracy(found, self._labels)))
+        for name, policy in self._policies.items():
+            found = current
+            if policy is not None and members:
+                found = voted(members, policy).test
+                if members[-1].step != step:
+                    votes = [len(members), 1]
+                    found = metrics.weighted_mean(
+                        np.stack([found, current]), votes
+                    )
+            accuracy = metrics.accuracy(found, self._labels)
+            self._points[name].append((step, accuracy))
+
+    def added_to(self, outcomes: dict[str, Outcome]) -> dict[str, Outcome]:
+        """The outcomes, with their curves."""
+        return {
+            name: dataclasses.replace(outcome, curve=self._points.get(name, []))
+            for name, outcome in outcomes.items()
+        }
+
+
+def _script(
+    setting: Setting, name: str, rate: Callable[[int], float], **options
+) -> tuple[list[Checkpoint], dict[str, Outcome]]:
+    """A script alone, and with `CBNNCallback()`.
+
+    The callback changes nothing in training by default, so that one run is
+    that of both. (`tests/training/test_callback.py` compares bits.)
+    """
+    policy = policy_of(setting, NUM_CHECKPOINTS, TRUSTED_MARGIN)
+    if policy.deviation_rate:
+        raise ValueError("By default training is another: it needs its own run")
+    added = f"CBNN, {name}"
+    curves = Curves(setting, {name: None, added: policy})
+    horizon = setting.horizon(setting.total_steps)
+    course = Course(setting.checkpoints, rate, policy, horizon, **options)
+    found = setting.train(course, watch=curves)
+    outcomes = {name: single(found[-1].raw), added: voted(found, policy)}
+    return found, curves.added_to(outcomes)
 
 
 def plain(setting: Setting) -> dict[str, Outcome]:
     """What most scripts do: one rate from beginning to end."""
-    course = Course(setting.checkpoints, lambda step: setting.rate)
-    return {"plain": single(setting.train(course)[-1].raw)}
+    return _script(setting, "plain", lambda step: setting.rate)[1]
 
 
 def cosine(setting: Setting) -> dict[str, Outcome]:
-    curve = Curve(setting, None)
-    course = Course(
-        setting.checkpoints,
-        setting.cosine([setting.total_steps]),
-        horizon=setting.horizon(setting.total_steps),
-    )
-    found = setting.train(course, watch=curve)
-    outcomes = {
-        "cosine": dataclasses.replace(
-            single(found[-1].raw), curve=curve.points
-        ),
-        "cosine, averaged": single(found[-1].member),
-        "NoCycle": voted(found, EqualVotes(), "raw"),
-    }
+    rate = setting.cosine([setting.total_steps])
+    found, outcomes = _script(setting, "cosine", rate, has_raw=True)
+    outcomes["cosine, averaged"] = single(found[-1].member)
+    outcomes["NoCycle"] = voted(found, EqualVotes(), "raw")
     if setting.data.other_view is not None:
         mean = (found[-1].raw.test + found[-1].raw.other_view) / 2
         outcomes["cosine, two views"] = Outcome(
@@ -164,57 +197,48 @@ def cosine(setting: Setting) -> dict[str, Outcome]:
     return outcomes
 
 
-def _boosted(
-    setting: Setting, policy: Boosting, averaged: bool, rate
-) -> Outcome:
-    curve = Curve(setting, policy)
-    horizon = setting.horizon(setting.total_steps) if averaged else None
-    course = Course(setting.checkpoints, rate, policy, horizon)
-    found = voted(setting.train(course, watch=curve), policy)
-    return dataclasses.replace(found, curve=curve.points)
-
-
-def _default_policy(setting: Setting, num: int, margin: float | None):
-    """That of `CBNNCallback()`, which averages its members."""
+def policy_of(
+    setting: Setting,
+    num: int,
+    margin: float | None,
+    ratio: float = DEFAULT_RATIO,
+) -> Boosting:
+    """That of `CBNNCallback(largest_ratio=ratio)` with so many checkpoints."""
     error = Boosting().expected_error
-    rate = boosting.rate_of_ratio(
-        DEFAULT_RATIO, num, error, setting.data.num_classes
-    )
+    num_classes = setting.data.num_classes
+    rate = boosting.rate_of_ratio(ratio, num, error, num_classes)
     return Boosting(rate, error, margin)
 
 
-def cbnn_plain(setting: Setting) -> dict[str, Outcome]:
-    policy = _default_policy(setting, NUM_CHECKPOINTS, TRUSTED_MARGIN)
-    found = _boosted(setting, policy, True, lambda step: setting.rate)
-    return {"CBNN, plain": found}
-
-
-def cbnn_cosine(setting: Setting) -> dict[str, Outcome]:
-    policy = _default_policy(setting, NUM_CHECKPOINTS, TRUSTED_MARGIN)
-    rate = setting.cosine([setting.total_steps])
-    return {"CBNN, cosine": _boosted(setting, policy, True, rate)}
+def _paper(
+    setting: Setting, script: str, rate: Callable[[int], float]
+) -> dict[str, Outcome]:
+    name = f"CBNN of the paper, {script}"
+    curves = Curves(setting, {name: PAPER})
+    course = Course(setting.checkpoints, rate, PAPER)
+    found = setting.train(course, watch=curves)
+    return curves.added_to({name: voted(found, PAPER)})
 
 
 def paper_plain(setting: Setting) -> dict[str, Outcome]:
-    found = _boosted(setting, PAPER, False, lambda step: setting.rate)
-    return {"CBNN of the paper, plain": found}
+    return _paper(setting, "plain", lambda step: setting.rate)
 
 
 def paper_cosine(setting: Setting) -> dict[str, Outcome]:
     rate = setting.cosine([setting.total_steps])
-    return {"CBNN of the paper, cosine": _boosted(setting, PAPER, False, rate)}
+    return _paper(setting, "cosine", rate)
 
 
 def _restarts(setting: Setting, num: int) -> dict[str, Outcome]:
-    policy = _default_policy(setting, num, None)
+    policy = policy_of(setting, num, None)
     ends = schedules.restart_steps(setting.total_steps, num)
-    curve = Curve(setting, policy)
+    name = f"restarts={num}"
+    curves = Curves(setting, {name: policy})
     course = Course(
         ends, setting.cosine(ends), policy, setting.horizon(ends[0]), keep=0.0
     )
-    found = voted(setting.train(course, watch=curve), policy)
-    name = f"restarts={num}"
-    return {name: dataclasses.replace(found, curve=curve.points)}
+    found = setting.train(course, watch=curves)
+    return curves.added_to({name: voted(found, policy)})
 
 
 def snapshots(setting: Setting) -> dict[str, Outcome]:
@@ -302,8 +326,8 @@ TUNED = {
 }
 ONLY_IMBALANCED = ("oversampled",)
 ADDED = {
-    "CBNN, plain": ("plain", cbnn_plain),
-    "CBNN, cosine": ("cosine", cbnn_cosine),
+    "CBNN, plain": ("plain", plain),
+    "CBNN, cosine": ("cosine", cosine),
     "CBNN of the paper, plain": ("plain", paper_plain),
     "CBNN of the paper, cosine": ("cosine", paper_cosine),
 }

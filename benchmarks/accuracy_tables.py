@@ -20,15 +20,6 @@ ONE_BUDGET = (
     *("plain", "cosine", "cosine, averaged", "NoCycle", "SWA", "SSE", "FGE"),
     *("PE", "CBNN, plain", "CBNN, cosine", "restarts=3", "restarts=6"),
 )
-DRAWN = {
-    "plain": "plain fit",
-    "cosine, averaged": "single model (cosine, averaged)",
-    "CBNN, cosine": "CBNN, defaults",
-    "SSE": "snapshot ensemble",
-    "restarts=3": "CBNN, restarts=3",
-    "restarts=6": "CBNN, restarts=6",
-}
-
 Place = tuple[str, str, str]  # task, variant, budget
 # Lines of each method, by seed.
 Results = dict[Place, dict[str, dict[int, dict]]]
@@ -71,14 +62,16 @@ def paired(
     """Mean of the differences by seed, and half of its 95 % interval."""
     seeds = sorted(ours.keys() & theirs.keys())
     differences = [ours[s][quantity] - theirs[s][quantity] for s in seeds]
-    if len(differences) < 2:
-        return differences[0], float("inf")
-    quantile = scipy.stats.t.ppf(0.975, len(differences) - 1)
-    deviation = statistics.stdev(differences)
-    return (
-        statistics.mean(differences),
-        quantile * deviation / len(differences) ** 0.5,
-    )
+    return mean_and_half(differences)
+
+
+def mean_and_half(values: list[float]) -> tuple[float, float]:
+    """The mean, and half of its 95 % interval."""
+    if len(values) < 2:
+        return values[0], float("inf")
+    quantile = scipy.stats.t.ppf(0.975, len(values) - 1)
+    half = quantile * statistics.stdev(values) / len(values) ** 0.5
+    return statistics.mean(values), half
 
 
 def comparable(
@@ -107,8 +100,8 @@ def places(results: Results) -> list[Place]:
 
 def is_not_worse(place: Place, results: Results, method: str) -> bool:
     """The upper end is below +0.2 points, or below 2 % of the error."""
-    found = results[place]
     script = ADDED[method][0]
+    found = comparable(results[place], (script, method))
     difference, half = paired(found[method], found[script], "error")
     limit = max(0.2, 0.02 * mean(found[script]))
     return difference + half < limit
@@ -121,24 +114,25 @@ def defaults_table(results: Results) -> str:
         head += [f"{script} fit, error", "CBNN: difference", "likelihood", ""]
     rows = []
     for place in places(results):
-        found, row = results[place], list(place)
+        row: list = list(place)
         for method in ("CBNN, plain", "CBNN, cosine"):
             script = ADDED[method][0]
-            if method not in found:
+            if method not in results[place]:
                 row += ["", "", "", ""]
                 continue
+            found = comparable(results[place], (script, method))
             if len(row) == 3:
                 row.append(len(found[method]))
             row += [
                 f"{mean(found[script]):.2f}",
-                _interval(*paired(found[method], found[script], "error")),
-                _interval(
+                interval(*paired(found[method], found[script], "error")),
+                interval(
                     *paired(found[method], found[script], "calibrated"), 3
                 ),
                 "" if is_not_worse(place, results, method) else "not shown",
             ]
         rows.append(row)
-    return _table(head, rows)
+    return markdown(head, rows)
 
 
 def methods_table(results: Results) -> str:
@@ -156,26 +150,52 @@ def methods_table(results: Results) -> str:
                 *(_bold(errors[n], best) if n in errors else "" for n in names),
             ]
         )
-    return _table(["task", "variant", "budget", *names], rows)
+    return markdown(["task", "variant", "budget", *names], rows)
 
 
 def _bold(error: float, best: float) -> str:
     return f"**{error:.2f}**" if error == best else f"{error:.2f}"
 
 
+def better_restarts(place: Place, results: Results) -> str:
+    """The better of 3 and 6 restarts, on held-out data."""
+    names = ("restarts=3", "restarts=6")
+    found = comparable(results[place], names)
+    return min(names, key=lambda name: mean(found[name], "val_error"))
+
+
+def against_single(
+    place: Place, results: Results, name: str
+) -> tuple[float, float, float, int]:
+    """Of a method to the single averaged model, and what that has.
+
+    Returns:
+        The difference and half of its interval, the error of the single model,
+        and the number of seeds.
+    """
+    pair = comparable(results[place], (name, "cosine, averaged"))
+    single = pair["cosine, averaged"]
+    difference = paired(pair[name], single, "error")
+    return *difference, mean(single), len(single)
+
+
+def restarted(results: Results) -> list[Place]:
+    """Where restarts are to be worth it, as far as they were run."""
+    names = {"restarts=3", "restarts=6"}
+    return [
+        place
+        for place in places(results)
+        if place[2] != "short" and names <= results[place].keys()
+    ]
+
+
 def restarts_table(results: Results) -> str:
     """The better of 3 and 6 restarts on held-out data, against the others."""
     rows = []
-    for place in places(results):
-        if place[2] == "short" or "restarts=3" not in results[place]:
-            continue
+    for place in restarted(results):
+        name = better_restarts(place, results)
+        difference, half, single, num = against_single(place, results, name)
         found = comparable(results[place], ONE_BUDGET)
-        name = min(
-            ("restarts=3", "restarts=6"),
-            key=lambda n: mean(found[n], "val_error"),
-        )
-        single = found["cosine, averaged"]
-        difference, half = paired(found[name], single, "error")
         rival = min(
             (n for n in ONE_BUDGET if n in found and "restarts" not in n),
             key=lambda n: mean(found[n]),
@@ -184,16 +204,18 @@ def restarts_table(results: Results) -> str:
             [
                 *place,
                 name,
-                f"{mean(single):.2f}",
-                _interval(difference, half),
-                f"{100 * difference / mean(single):+.0f} %",
+                num,
+                f"{single:.2f}",
+                interval(difference, half),
+                f"{100 * difference / single:+.0f} %",
                 f"{rival}, {mean(found[rival]):.2f}",
-                _interval(*paired(found[name], found[rival], "error")),
+                interval(*paired(found[name], found[rival], "error")),
             ]
         )
-    head = ["task", "variant", "budget", "restarts", "single, averaged"]
-    head += ["difference", "of the error", "best other", "difference to it"]
-    return _table(head, rows)
+    head = ["task", "variant", "budget", "restarts", "seeds"]
+    head += ["single, averaged", "difference", "of the error"]
+    head += ["best other", "difference to it"]
+    return markdown(head, rows)
 
 
 def imbalance_table(results: Results) -> str:
@@ -207,10 +229,10 @@ def imbalance_table(results: Results) -> str:
         if place[1] == "imbalanced":
             found = comparable(results[place], names)
             cells = [
-                f"{mean(found[n]):.2f}" if n in found else "" for n in names
+                f"{mean(found[n]):.2f}" if found.get(n) else "" for n in names
             ]
             rows.append([place[0], place[2], *cells])
-    return _table(["task", "budget", *names], rows)
+    return markdown(["task", "budget", *names], rows)
 
 
 def regimes_table(results: Results) -> str:
@@ -246,7 +268,7 @@ def regimes_table(results: Results) -> str:
             ]
             if len(cells) == len(columns):
                 rows.append([form.format(task), *(f"{c:.1f}" for c in cells)])
-    return _table(head, rows)
+    return markdown(head, rows)
 
 
 def reached(curve: list[float], target: float) -> float | None:
@@ -268,7 +290,7 @@ def time_table(results: Results) -> str:
         for name in names:
             row.append(_share_reached(results[place], name))
         rows.append(row)
-    return _table(["task", "variant", *names], rows)
+    return markdown(["task", "variant", *names], rows)
 
 
 def _share_reached(found: dict[str, dict[int, dict]], name: str) -> str:
@@ -305,20 +327,14 @@ def verdicts(results: Results) -> Iterable[str]:
             f"significantly worse in {worse}; calibrated likelihood better in "
             f"{sum(likelier)}."
         )
-    where = [
-        p
-        for p in places(results)
-        if p[2] != "short" and "restarts=3" in results[p]
-    ]
+    where = restarted(results)
     relative = []
     within = noisy = num_noisy = 0
     for place in where:
+        name = better_restarts(place, results)
+        difference, _, single, _ = against_single(place, results, name)
+        relative.append(difference / single)
         found = comparable(results[place], ONE_BUDGET)
-        names = ("restarts=3", "restarts=6")
-        name = min(names, key=lambda n: mean(found[n], "val_error"))
-        single = found["cosine, averaged"]
-        difference, _ = paired(found[name], single, "error")
-        relative.append(difference / mean(single))
         rivals = [
             paired(found[name], found[n], "error")
             for n in ONE_BUDGET
@@ -327,7 +343,7 @@ def verdicts(results: Results) -> Iterable[str]:
         within += all(m - h <= 0 for m, h in rivals)
         if place[1] == "wrong labels":
             num_noisy += 1
-            noisy += difference / mean(single) <= -0.2
+            noisy += relative[-1] <= -0.2
     yield (
         f"Restarts, converged and long: lower error than the averaged single "
         f"model in {sum(r < 0 for r in relative)} of {len(where)} cells, by "
@@ -337,61 +353,8 @@ def verdicts(results: Results) -> Iterable[str]:
     )
 
 
-def draw(results: Results, path: pathlib.Path) -> None:
-    """Error against budget, a line a method, a panel a task and variant."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import NullFormatter
-
-    from cbnn_keras.analysis.plots import palette
-
-    known = {place[:2] for place in places(results)}
-    tasks = [task for task in TASKS if any(task == t for t, _ in known)]
-    variants = [v for v in VARIANTS if any(v == one for _, one in known)]
-    figure = Figure(
-        (2.3 * len(tasks), 2.2 * len(variants)), layout="constrained"
-    )
-    axes = figure.subplots(len(variants), len(tasks), squeeze=False)
-    panels = [(task, variant) for variant in variants for task in tasks]
-    for ax, (task, variant) in zip(axes.flat, panels, strict=True):
-        palette.style(ax)
-        if (task, variant) not in known:
-            ax.set_axis_off()
-            continue
-        found = {
-            budget: comparable(results[task, variant, budget], DRAWN)
-            for budget in BUDGETS
-        }
-        for series, (method, label) in zip(
-            palette.SERIES, DRAWN.items(), strict=False
-        ):
-            lines = [found[b][method] for b in BUDGETS if method in found[b]]
-            errors = [mean(line) for line in lines]
-            steps = [next(iter(line.values()))["steps"] for line in lines]
-            ax.plot(steps, errors, label=label, **series.options)
-        ax.set_xscale("log")
-        ax.xaxis.set_minor_formatter(NullFormatter())
-        ax.set_title(f"{task}, {variant}", fontsize=8)
-        # Short runs of restarts are far off, and would hide the rest.
-        near = [
-            mean(found[b][m])
-            for b in BUDGETS
-            for m in ("plain", "cosine, averaged", "CBNN, cosine")
-        ]
-        ax.set_ylim(0, 1.25 * max(near))
-    for ax in axes[-1]:
-        ax.set_xlabel("steps", fontsize=8)
-    for row in axes:
-        row[0].set_ylabel("test error in %", fontsize=8)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    figure.savefig(path, dpi=110)
-
-
-def write_tables(
-    path: pathlib.Path, picture: pathlib.Path, versions: str
-) -> None:
-    """Writes Markdown beside the lines, and the picture; says the sums."""
-    results = read(path)
+def write_tables(path: pathlib.Path, results: Results, versions: str) -> None:
+    """Writes Markdown beside the lines; says the sums."""
     parts: dict[str, Callable[[Results], str]] = {
         "Two regimes, test error in %": regimes_table,
         "Defaults against the same script without the callback": defaults_table,
@@ -413,18 +376,17 @@ def write_tables(
         text += [f"\n## {title}\n", make(results)]
     target = path.with_suffix(".md")
     target.write_text("\n".join(text) + "\n")
-    draw(results, picture)
     for verdict in verdicts(results):
         print(verdict)
-    print(f"{target} and {picture}")
+    print(target)
 
 
-def _interval(middle: float, half: float, digits: int = 2) -> str:
+def interval(middle: float, half: float, digits: int = 2) -> str:
     if np.isinf(half):
         return f"{middle:+.{digits}f} (one seed)"
     return f"{middle:+.{digits}f} ± {half:.{digits}f}"
 
 
-def _table(head: list[str], rows: list[list]) -> str:
+def markdown(head: list[str], rows: list[list]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)

@@ -34,6 +34,8 @@ class Course:
         horizon: Over how many steps weights are averaged, or None.
         keep: What a restart after each checkpoint keeps of the weights, or
             None for a run without.
+        has_raw: Whether checkpoints say what the model itself predicts beside
+            its averaged weights; the last one always does.
     """
 
     steps: list[int]
@@ -41,6 +43,7 @@ class Course:
     policy: Policy = dataclasses.field(default_factory=EqualVotes)
     horizon: int | None = None
     keep: float | None = None
+    has_raw: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,13 +74,13 @@ class Checkpoint:
     Attributes:
         step: The number of steps before it.
         vote: lambda, or 0 where it is not a member.
-        raw: The model itself.
+        raw: The model itself, or None where nobody asks.
         member: The averaged weights where there are any, or else the model.
     """
 
     step: int
     vote: float
-    raw: View
+    raw: View | None
     member: View
 
 
@@ -174,11 +177,14 @@ def _share(step: int, first_step: int, horizon: int | None) -> float:
 def _checkpoint(
     loop: CompiledLoop, data: Data, course: Course, booster: Booster, step: int
 ) -> Checkpoint:
-    raw, correct = view(loop, data)
+    is_final = step == course.steps[-1]
+    raw = None
+    if course.horizon is None or course.has_raw or is_final:
+        raw, correct = view(loop, data)
     member = raw
     if course.horizon is not None:
         member, correct = view(loop, data, loop.averaged())
-    stage = booster.add(correct, is_final=step == course.steps[-1])
+    stage = booster.add(correct, is_final=is_final)
     return Checkpoint(step, stage.vote, raw, member)
 
 

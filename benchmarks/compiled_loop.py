@@ -42,12 +42,13 @@ class CompiledLoop:
         if len(x) % batch_size:
             raise ValueError(f"{len(x)} samples in batches of {batch_size}")
         self.model = model
-        self.labels = y
         self.steps_per_epoch = len(x) // batch_size
         # Several epochs in one call: each call costs a few milliseconds.
         self.epochs_per_call = max(_STEPS_PER_CALL // self.steps_per_epoch, 1)
         self._batch_size = batch_size
-        self._x, self._y = tf.constant(x), tf.constant(y, tf.int32)
+        self._x = tf.Variable(x, trainable=False)
+        self._y = tf.Variable(y, trainable=False, dtype=tf.int32)
+        self.load(x, y)
         self._optimizer = optimizer
         optimizer.build(model.trainable_variables)
         self._slots = [np.array(v) for v in optimizer.variables]
@@ -61,6 +62,12 @@ class CompiledLoop:
             lambda inputs: tf.nn.softmax(model(inputs, training=False)),
             jit_compile=jit_compile,
         )
+
+    def load(self, x: np.ndarray, y: np.ndarray) -> None:
+        """Other samples, as many: what is compiled serves them, too."""
+        self._x.assign(x)
+        self._y.assign(y)
+        self.labels = y
 
     def begin(self, seed: int, keep: float = 0.0) -> None:
         """Starts anew: weights drawn by the model's layers, empty slots.
@@ -127,7 +134,9 @@ class CompiledLoop:
 
     def _steps(self, order, rates, shares, weights, start, stop):
         variables = self.model.trainable_variables
-        for i in tf.range(start, stop):
+        # A range would be compiled anew for every `start` and `stop`.
+        i = start
+        while i < stop:
             index = order[i]
             with tf.GradientTape() as tape:
                 logits = self.model(tf.gather(self._x, index), training=True)
@@ -141,6 +150,7 @@ class CompiledLoop:
             self._optimizer.apply(gradients, variables)
             for mean, variable in zip(self._means, variables, strict=True):
                 mean.assign_add(shares[i] * (variable.value - mean))
+            i += 1
 
     def averaged(self) -> "_Swap":
         """Has the averaged weights in the model, statistics recomputed."""
@@ -160,7 +170,7 @@ class CompiledLoop:
 
     def predict(self, x: np.ndarray | None = None) -> np.ndarray:
         """Probabilities, of the training samples by default."""
-        inputs = self._x if x is None else tf.constant(x)
+        inputs = tf.convert_to_tensor(self._x if x is None else x)
         return self._logits(inputs).numpy()
 
 

@@ -63,8 +63,8 @@ class Outcome:
             (elsewhere).
         sentence: The error, or the warnings of a script that worked.
         members: How many members the run has.
-        is_boosted: Whether its final member is another one than with
-            `deviation_rate=0`; None if that was not tried.
+        is_boosted: Whether its final member is another one where boosting is
+            asked for; None if that was not tried or is refused.
     """
 
     kind: str
@@ -123,10 +123,10 @@ class Situation:
         )
 
     @property
-    def unboosted(self) -> str:
-        """The changed script with eta = 0."""
+    def boosted(self) -> str:
+        """The changed script with weights that change a lot."""
         calls = re.compile(r"CBNNCallback\((.*?)\)")
-        text = calls.sub(r"CBNNCallback(\1, deviation_rate=0)", self.changed)
+        text = calls.sub(r"CBNNCallback(\1, deviation_rate=0.1)", self.changed)
         return text.replace("(, ", "(")
 
 
@@ -152,7 +152,7 @@ def outcome(
     """What comes of the changed script.
 
     If it worked and has code of its own, which may be on the way to the loss,
-    it is run once more with eta = 0, to see whether weights did anything.
+    it is run once more with boosting, to see whether weights do anything.
     """
     with tempfile.TemporaryDirectory() as directory:
         work = Work(directory, situation, package)
@@ -165,7 +165,8 @@ def outcome(
         return found
     with tempfile.TemporaryDirectory() as directory:
         work = Work(directory, situation, package)
-        work.run(situation.unboosted, [])
+        if work.run(situation.boosted, []).kind != "worked":
+            return found
         is_boosted = work.members()[-1:] != members[-1:]
     return dataclasses.replace(found, is_boosted=is_boosted)
 
@@ -330,7 +331,7 @@ def _cell(found: Outcome, situation: Situation) -> str:
         return f"**{found.kind}**: {sentence}"
     done = [f"{found.members} member{'s' * (found.members != 1)}"]
     if found.is_boosted is False:
-        done.append("**not boosted**: the same with `deviation_rate=0`")
+        done.append("**not boosted**: the same with any `deviation_rate`")
     typed = " ".join([situation.changed, *situation.commands])
     done += ["exported"] * ("export" in typed)
     done += ["verified"] * ("cbnn verify" in typed)

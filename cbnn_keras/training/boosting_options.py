@@ -19,8 +19,8 @@ from cbnn_keras.support import arguments
 DEFAULT_HORIZON = 0.05
 # How far above the last member's a training error may be to be trusted.
 TRUSTED_MARGIN = 0.005
-# More harms where labels are wrong, and less hardly moves a weight.
-DEFAULT_RATIO = 1.1
+# Training as it is without: no larger ratio was better on held-out data.
+DEFAULT_RATIO = 1.0
 
 
 @dataclasses.dataclass(frozen=True)

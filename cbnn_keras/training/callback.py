@@ -24,18 +24,20 @@ _PAPERS_RATE = 0.01  # eta
 
 
 class CBNNCallback(CheckpointCallback):
-    """Turns one training run into an ensemble of boosted checkpoints.
+    """Turns one training run into an ensemble of its checkpoints.
 
     Every so many iterations the training set is scored, the checkpoint gets a
-    vote, the samples that it got wrong gain weight, and training goes on. A
-    member is the average of the weights over the last steps before its
-    checkpoint, and those vote whose training error is near that of the last
-    one; `CBNNCallback.paper` is the method as it was published. The model
-    itself, its loss and its optimizer are left as they are, with one
-    exception: under `tf.distribute.MirroredStrategy` the statistics that each
-    device collects for itself, those of BatchNorm, are averaged over the
-    devices at every checkpoint and after every epoch. Without that, the member
-    that is saved would be another than the one that is scored.
+    vote, and training goes on, bit for bit as it would without. A member is
+    the average of the weights over the last steps before its checkpoint, and
+    those vote whose training error is near that of the last one. Boosting is
+    asked for: with `largest_ratio` above 1 the samples that a checkpoint got
+    wrong gain weight, and `CBNNCallback.paper` is the method as it was
+    published. The model itself, its loss and its optimizer are left as they
+    are, with one exception: under `tf.distribute.MirroredStrategy` the
+    statistics that each device collects for itself, those of BatchNorm, are
+    averaged over the devices at every checkpoint and after every epoch.
+    Without that, the member that is saved would be another than the one that
+    is scored.
 
     Each round is a record in `history`, a line on the screen and part of
     `fit`'s logs (`cbnn_error`, `cbnn_vote`, `cbnn_members`, `cbnn_bound`, and
@@ -68,9 +70,9 @@ class CBNNCallback(CheckpointCallback):
             as `largest_ratio` says.
         largest_ratio: R instead of eta: about how many times the weight of an
             easy sample a hard one can have in the end, if checkpoints are as
-            good as `expected_error` says. Defaults to 1.1. More helps where
-            classes are of very different sizes, and harms where labels are
-            wrong.
+            good as `expected_error` says. Defaults to 1, which leaves training
+            as it would be without. More harms where labels are wrong; compare
+            on held-out data.
         expected_error: Training error expected of the final model, below
             1 - 1/k: with eta it limits the number of checkpoints (the stop rule
             of the paper). Defaults to 0.05.

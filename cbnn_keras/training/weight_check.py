@@ -12,6 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from cbnn_keras.models import engine
 from cbnn_keras.models.classifier import compiled_loss, loss_name
 from cbnn_keras.models.keras_internals import is_of_keras
 from cbnn_keras.models.step_gradients import step_gradients
@@ -52,9 +53,12 @@ def check_weights_are_used(owner: str, task: Task, *, is_boosted: bool) -> None:
         return
     first = task.weights.first_distribution
     if not is_used and (is_boosted or first.min() < first.max()):
+        lost = "nothing would be boosted"
+        if not is_boosted:
+            lost = "those that training begins with would mean nothing"
         raise ValueError(
-            f"{owner}: sample weights do not reach the loss, so that nothing "
-            f"would be boosted: {_described(parts, task.model)} ignores them. "
+            f"{owner}: sample weights do not reach the loss, so that {lost}: "
+            f"{_described(parts, task.model)} ignores them. "
             f"{_REMEDIES[parts[0]]}"
         )
 
@@ -125,8 +129,7 @@ def _uses_weights(model: keras.Model, x: Any, y: Any) -> bool:
 def _are_same(model: keras.Model, *batches: Any) -> bool:
     """Whether the gradients of batches are equal, to the last bit."""
     one, other = (
-        step_gradients(model, tf.nest.map_structure(tf.convert_to_tensor, b))
-        for b in batches
+        step_gradients(model, engine.in_use().tensors(b)) for b in batches
     )
     return len(one) == len(other) and all(
         np.array_equal(a, b, equal_nan=True)

@@ -11,7 +11,7 @@ from compiled_loop import CompiledLoop
 from helpers import blobs
 
 from cbnn_keras import CBNNCallback, boosting, schedules
-from cbnn_keras.boosting_policies import Boosting
+from cbnn_keras.boosting_policies import Boosting, EqualVotes
 from cbnn_keras.models.fresh import fresh_weights
 
 SEED, EPOCHS, BATCH = 3, 6, 15
@@ -63,7 +63,9 @@ CASES = {
         lambda step: 0.05,
     ),
     "averaged": (
-        lambda: CBNNCallback(num_checkpoints=3, members="all", average=0.25),
+        lambda: CBNNCallback(
+            num_checkpoints=3, members="all", average=0.25, largest_ratio=1.1
+        ),
         Course(
             [8, 16, 24],
             functools.partial(
@@ -75,7 +77,9 @@ CASES = {
         functools.partial(schedules.annealed_rate, ends=[TOTAL], highest=0.05),
     ),
     "restarts": (
-        lambda: CBNNCallback(restarts=2, keep=0.3, average=0.5),
+        lambda: CBNNCallback(
+            restarts=2, keep=0.3, average=0.5, largest_ratio=1.1
+        ),
         Course(
             [12, 24],
             functools.partial(
@@ -120,3 +124,23 @@ def test_the_loop_is_the_callback(case):
         np.testing.assert_allclose(ours.member.test, theirs, atol=2e-4)
     errors = cbnn.run.training_errors(c.step for c in found)
     np.testing.assert_allclose([c.member.train_error for c in found], errors)
+
+
+def test_other_samples_and_no_vote_leave_no_trace():
+    """A loop that has run is as good as a new one, and eta = 0 as no vote."""
+    x, y = blobs(60, seed=5)
+    data = Data((x, y), (x, y), (x, y), 3)
+    found = []
+    for first, policy, horizon in (
+        ((x, y), EqualVotes(), None),
+        ((X, Y), Boosting(0.0), 6),
+    ):
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+        loop = CompiledLoop(model(), optimizer, *first, BATCH)
+        course = Course([12, TOTAL], lambda step: 0.05, policy, horizon)
+        if first[0] is X:
+            train(loop, data, course, SEED)
+            loop.load(x, y)
+        found.append(train(loop, data, course, SEED)[-1].raw)
+    np.testing.assert_array_equal(found[0].test, found[1].test)
+    assert found[0].train_error == found[1].train_error

@@ -70,8 +70,8 @@ def test_marks_tell_the_script_with_cbnn_from_the_one_without(situation):
     ]
     # Import, return, two gone, three new.
     assert situation.num_changed == 7
-    assert "cbnn = CBNNCallback(deviation_rate=0)\n" in situation.unboosted
-    assert '"run", resume=True, deviation_rate=0)' in situation.unboosted
+    assert "cbnn = CBNNCallback(deviation_rate=0.1)\n" in situation.boosted
+    assert '"run", resume=True, deviation_rate=0.1)' in situation.boosted
 
 
 @pytest.mark.parametrize(

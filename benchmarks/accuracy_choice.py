@@ -1,0 +1,218 @@
+"""Which defaults? By held-out data, of seeds that no table reports.
+
+    python benchmarks/accuracy_choice.py run --data-dir DATA [--tasks digits]
+        [--candidates ratios] [--budgets short,converged] [--seeds 8]
+    python benchmarks/accuracy_choice.py tables
+
+Candidates are the largest ratio of two sample weights, rules of trust (another
+reading of the same runs), and what a restart keeps. Nothing is computed from
+test data. docs/results.md says what decides; it was written before the first
+line was there. `run` continues where it stopped.
+"""
+
+import argparse
+import collections
+import dataclasses
+import functools
+import itertools
+import json
+import pathlib
+import statistics
+from collections.abc import Callable, Iterator
+
+from accuracy import RESULTS, TUNING_SEED, Cell, Lines, one_of
+from accuracy_methods import NUM_CHECKPOINTS, Outcome, Setting, policy_of, voted
+from accuracy_tables import interval, markdown, mean_and_half
+from accuracy_tasks import BUDGETS, TASKS, VARIANTS
+from accuracy_training import Course
+
+from cbnn_keras import metrics, schedules
+from cbnn_keras.analysis.calibration import fit_temperature, scale
+from cbnn_keras.training.boosting_options import TRUSTED_MARGIN
+
+CHOICE = RESULTS.with_name("choice.jsonl")
+RATIOS = (1.0, 1.1, 1.3)
+IMBALANCED_RATIOS = (*RATIOS, 2.0)
+MARGINS = {"the last": 0.0, "margin 0.02": 0.02, "all": None}
+KEEPS = (0.0, 0.3, 0.6)
+
+
+def ratios(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
+    """How far sample weights part, on both scripts and with restarts."""
+    tested = IMBALANCED_RATIOS if variant == "imbalanced" else RATIOS
+    for script in ("plain", "cosine"):
+        setting = _setting(cell, budget, script, seed)
+        rate: Callable[[int], float] = setting.cosine([setting.total_steps])
+        if script == "plain":
+            rate = functools.partial(_constant, value=setting.rate)
+        for ratio in tested:
+            policy = policy_of(setting, NUM_CHECKPOINTS, TRUSTED_MARGIN, ratio)
+            horizon = setting.horizon(setting.total_steps)
+            course = Course(setting.checkpoints, rate, policy, horizon)
+            found = setting.train(course)
+            yield script, f"ratio {ratio}", setting, voted(found, policy)
+            for name, margin in MARGINS.items() if ratio == 1 else ():
+                rule = policy_of(setting, NUM_CHECKPOINTS, margin, ratio)
+                yield script, name, setting, voted(found, rule)
+    if budget != "short":
+        setting = _setting(cell, budget, "restarts=3", seed)
+        for ratio in tested:
+            outcome = _restarted(setting, 3, ratio, 0.0)
+            yield "restarts=3", f"ratio {ratio}", setting, outcome
+
+
+def keeps(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
+    """What a restart keeps."""
+    for num in (3, 6):
+        script = f"restarts={num}"
+        setting = _setting(cell, budget, script, seed)
+        for keep in KEEPS:
+            outcome = _restarted(setting, num, 1.0, keep)
+            yield script, f"keep {keep}", setting, outcome
+
+
+CANDIDATES = {"ratios": ratios, "keeps": keeps}
+
+
+def _setting(cell: Cell, budget: str, script: str, seed: int) -> Setting:
+    """With the script's tuned rate, and without test data."""
+    found = cell.setting(budget, cell.best_rate(budget, script), seed)
+    blind = dataclasses.replace(found.data, test=found.data.val)
+    return dataclasses.replace(found, data=blind)
+
+
+def _constant(step: int, value: float) -> float:
+    return value
+
+
+def _restarted(
+    setting: Setting, num: int, ratio: float, keep: float
+) -> Outcome:
+    policy = policy_of(setting, num, None, ratio)
+    ends = schedules.restart_steps(setting.total_steps, num)
+    horizon = setting.horizon(ends[0])
+    course = Course(ends, setting.cosine(ends), policy, horizon, keep)
+    return voted(setting.train(course), policy)
+
+
+def run(options: argparse.Namespace) -> None:
+    tuned, lines = Lines(options.tuned), Lines(options.output)
+    cells = {
+        (task, variant): Cell(TASKS[task], variant, tuned, options.data_dir)
+        for task in options.tasks
+        for variant in options.variants
+    }
+    for seed in range(TUNING_SEED + 1, TUNING_SEED + 1 + options.seeds):
+        for (task, variant), cell in cells.items():
+            for budget in options.budgets:
+                place = {"task": task, "variant": variant, "budget": budget}
+                for name in options.candidates:
+                    _run(lines, cell, name, place, seed)
+
+
+def _run(lines: Lines, cell: Cell, name: str, place: dict, seed: int) -> None:
+    job = {**place, "rate": name, "seed": seed}
+    done = {**job, "method": "done"}
+    if Lines.key(done) in lines.found:
+        return
+    make = CANDIDATES[name]
+    for script, candidate, setting, outcome in make(
+        cell, place["variant"], place["budget"], seed
+    ):
+        lines.add(
+            {**job, "method": f"{script}; {candidate}"}
+            | _held_out(setting, outcome)
+        )
+    lines.add(done)
+
+
+def _held_out(setting: Setting, outcome: Outcome) -> dict[str, float]:
+    val, labels = outcome.val, setting.data.val[1]
+    # At the best temperature of each: ensembles would be flattered.
+    scaled = scale(val, fit_temperature(val, labels))
+    return {
+        "error": round(100 * (1 - metrics.accuracy(val, labels)), 5),
+        "likelihood": round(metrics.negative_log_likelihood(scaled, labels), 6),
+    }
+
+
+def tables(options: argparse.Namespace) -> None:
+    """Differences to the first candidate, by script and variant."""
+    found: dict = collections.defaultdict(dict)
+    for text in options.output.read_text().splitlines():
+        line = json.loads(text)
+        if line["method"] != "done":
+            script, candidate = line["method"].split("; ")
+            place = (line["task"], line["budget"], script, line["variant"])
+            found[candidate][(*place, line["seed"])] = line
+    rows = []
+    for candidate, theirs in found.items():
+        first = "keep 0.0" if candidate.startswith("keep") else "ratio 1.0"
+        if candidate == first:
+            continue
+        known = theirs.keys() & found[first].keys()
+        scripts = sorted({key[2] for key in known})
+        for script, variant in itertools.product(
+            ("all", *scripts), ("all", *VARIANTS)
+        ):
+            keys = [
+                key
+                for key in known
+                if script in ("all", key[2]) and variant in ("all", key[3])
+            ]
+            if keys:
+                row = _differences(theirs, found[first], keys)
+                rows.append([candidate, script, variant, *row])
+    head = ["candidate", "script", "variant", "seeds", "error", "likelihood"]
+    text = (
+        "# Candidates for defaults, on held-out data\n\nMade by `python "
+        "benchmarks/accuracy_choice.py tables`: differences to a ratio of 1 "
+        "(rules of trust: to a margin of 0.005) and to `keep=0`, means over "
+        "cells with 95 % intervals over seeds.\n\n"
+    )
+    target = options.output.with_suffix(".md")
+    target.write_text(f"{text}{markdown(head, rows)}\n")
+    print(target)
+
+
+def _differences(theirs: dict, base: dict, keys: list[tuple]) -> list:
+    row: list = []
+    for quantity, digits in (("error", 3), ("likelihood", 4)):
+        by_seed = collections.defaultdict(list)
+        for key in keys:
+            by_seed[key[-1]].append(theirs[key][quantity] - base[key][quantity])
+        means = [statistics.mean(values) for values in by_seed.values()]
+        row = row or [len(means)]
+        row.append(interval(*mean_and_half(means), digits))
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True)
+    training = commands.add_parser("run", help="train what is not there yet")
+    training.set_defaults(function=run)
+    choices = {
+        "tasks": list(TASKS),
+        "variants": list(VARIANTS),
+        "budgets": list(BUDGETS),
+        "candidates": list(CANDIDATES),
+    }
+    for name, known in choices.items():
+        training.add_argument(f"--{name}", default=known, type=one_of(known))
+    training.add_argument("--data-dir", type=pathlib.Path, required=True)
+    training.add_argument("--seeds", type=int, default=8)
+    training.add_argument("--tuned", type=pathlib.Path, default=RESULTS)
+    shown = commands.add_parser("tables", help="what the lines say")
+    shown.set_defaults(function=tables)
+    for command in (training, shown):
+        command.add_argument("--output", type=pathlib.Path, default=CHOICE)
+    options = parser.parse_args()
+    options.function(options)
+
+
+if __name__ == "__main__":
+    main()
