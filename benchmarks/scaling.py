@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 
 import keras
+import numpy as np
 import tensorflow as tf
 from common import alternate, random_images, ratio, small_resnet, versions
 
@@ -109,8 +110,8 @@ def scoring_pass(
         model = compiled()
     classifier = Classifier(num_classes=10, is_binary=False, from_logits=False)
     scorer = Scorer(model, classifier)
-    samples = ArraySamples(x, y)
-    return lambda: scorer.predicted_classes(samples.inputs(BATCH_SIZE))
+    samples, labels = ArraySamples(x, y), np.asarray(y)
+    return lambda: scorer.score(samples.inputs(BATCH_SIZE), labels)
 
 
 def training(

@@ -10,6 +10,7 @@ The paper's letters: omega_i `weights[i]` (they sum to 1), e `error`, lambda
 `correct`.
 """
 
+import copy
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ _LARGEST = float(np.finfo(np.float64).max)
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Integers = NDArray[np.int64]
 
 
 def stage_error(weights: Floats, correct: Bools) -> float:
@@ -334,6 +336,21 @@ class Booster:
         self._num_classes = num_classes
         self._policy = policy
         self._true_class_votes = np.zeros_like(distribution)
+        self._counts: Integers | None = None  # samples an entry stands for
+
+    @property
+    def weights(self) -> Floats:
+        """omega of the round to come, as it is kept."""
+        return self.distribution
+
+    def split(self, entries: Integers, counts: Integers) -> "Booster":
+        """The same state for parts of its entries, of so many samples each."""
+        finer = copy.copy(self)
+        finer.votes, finer._counts = list(self.votes), counts
+        finer.distribution = self.distribution[entries]
+        finer._first = self._first[entries]
+        finer._true_class_votes = self._true_class_votes[entries]
+        return finer
 
     def may_continue(self) -> bool:
         """The stop rule: may there be another checkpoint before the last?"""
@@ -346,35 +363,36 @@ class Booster:
         alone. Only a final model that no member precedes is taken in any case,
         with a vote of 1: the ensemble is then that model.
         """
-        error = stage_error(self.distribution, correct)
+        first, shares = self._first, self.distribution
+        if self._counts is not None:
+            first, shares = first * self._counts, shares * self._counts
+        error = stage_error(shares, correct)
         smallest = float(self.distribution[self.distribution > 0].min())
         vote = self._policy.vote(error, self._num_classes, smallest)
         rate = self._policy.deviation_rate
         normaliser = 1.0
-        if vote:
-            if rate:
-                normaliser = stage_normaliser(error, vote, rate)
+        if vote and rate:  # at 0 a sum of 1 - 1e-16 is not to change a bit
+            normaliser = stage_normaliser(error, vote, rate)
             if not is_final:
-                self.distribution = self._policy.update(
-                    self._first, self.distribution, correct, vote
-                )
-        elif is_final and not self.votes:
+                updated = self._policy.update(first, shares, correct, vote)
+                if self._counts is not None:
+                    updated = updated / self._counts
+                self.distribution = updated
+        elif is_final and not vote and not self.votes:
             vote = 1.0
         if vote:
             self.votes.append(vote)
             self._true_class_votes = self._true_class_votes + vote * correct
         self.bound *= normaliser
+        loss = 1.0  # exp(-0) while no member has voted for anything yet
+        if total := sum(self.votes):
+            loss = exponential_loss(first, self._true_class_votes, total)
         return Stage(
             error=error,
             vote=vote,
             normaliser=normaliser,
             bound=self.bound,
-            # exp(-0) while no member has voted for anything yet.
-            exponential_loss=exponential_loss(
-                self._first, self._true_class_votes, sum(self.votes)
-            )
-            if self.votes
-            else 1.0,
+            exponential_loss=loss,
             is_member=bool(vote),
             within_budget=is_within_budget(self.votes, rate),
             is_final=is_final,

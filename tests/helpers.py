@@ -107,6 +107,15 @@ def text_model(num_classes=3):
     )
 
 
+def fake_onnxruntime_web(directory):
+    """Files where npm would put them, to be copied and not to be run."""
+    directory.mkdir(parents=True)
+    (directory / "ort.wasm.bundle.min.mjs").write_text("// the script\n")
+    (directory / "ort-wasm-simd-threaded.wasm").write_bytes(b"\0asm")
+    (directory / "ort.all.js").write_text("// not needed\n")
+    return directory
+
+
 def change_manifest(directory, change):
     """Changes a run's manifest as somebody can who reads the documentation."""
     path = directory / "manifest.json"

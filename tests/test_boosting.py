@@ -829,3 +829,10 @@ def test_rate_of_a_ratio_gives_just_that_ratio():
         weights = weights * np.exp(-rate * vote * correct)
     assert weights[0] / weights[1] == pytest.approx(3.0)
     assert boosting.rate_of_ratio(1.0, 5, error, k) == 0
+
+
+def test_the_only_checkpoint_has_its_vote_also_without_reweighting():
+    booster = Booster(np.full(4, 0.25), 3, Boosting(deviation_rate=0.0))
+    correct = np.array([True, True, True, False])
+    stage = booster.add(correct, is_final=True)
+    assert stage.vote == pytest.approx(np.log(3) + np.log(2))

@@ -51,3 +51,14 @@ def test_chance_is_no_member_when_boosting_from_the_first():
 def test_theorem_1_speaks_of_cbnn_alone():
     policies = [Boosting(), BoostingFromFirst(0.1), EqualVotes()]
     assert [p.has_bound for p in policies] == [True, False, False]
+
+
+def test_without_a_rate_not_a_bit_of_the_weights_changes():
+    """Dividing by their sum would change some: it is 1 - 1e-16 here."""
+    first = np.array([0.1, 0.2, 0.3, 0.15, 0.25]) / 1.0000000000000002
+    assert first.sum() != 1
+    booster = Booster(first, 2, Boosting(deviation_rate=0.0))
+    stage = booster.add(np.array([True, True, True, True, False]))
+    assert stage.is_member
+    assert (stage.normaliser, stage.bound) == (1, 1)
+    assert booster.distribution.tobytes() == first.tobytes()

@@ -19,9 +19,12 @@ LEVELS = [
         "metrics",
         "boosting",
         "boosting_policies",
+        "patterns",
         "schedules",
         "labels",
         "imbalance",
+        "calibration",
+        "cascades",
     },
     {"support"},
     {"models"},
@@ -33,6 +36,7 @@ LEVELS = [
     {"export"},
     {"analysis"},
     {"commands"},
+    {"launch"},
     {"__main__"},
 ]
 LEVEL = {name: i for i, names in enumerate(LEVELS) for name in names}
@@ -77,7 +81,8 @@ def test_no_cycle_within_a_level():
 
 def test_arithmetic_and_command_line_load_without_tensorflow():
     arithmetic = ["boosting_policies", "schedules", "imbalance", "metrics"]
-    names = [*arithmetic, "support.arguments", "labels", "commands.cli"]
+    arithmetic += ["calibration", "cascades", "labels", "patterns"]
+    names = [*arithmetic, "support.arguments", "commands.cli"]
     code = (
         f"import sys, {', '.join(f'cbnn_keras.{name}' for name in names)}; "
         "assert not {'tensorflow', 'keras'} & set(sys.modules)"

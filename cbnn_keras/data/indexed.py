@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cbnn_keras.data import order
 from cbnn_keras.data.conversion import as_inputs, as_labels, shown_sizes
 from cbnn_keras.data.steadiness import (
     EMPTY,
@@ -147,34 +148,29 @@ class ArraySamples(Samples):
         augment: Augment | None,
         finish: Finish = unfinished,
     ) -> tf.data.Dataset:
-        def order(key: tf.Tensor) -> tf.Tensor:
-            indices = tf.range(self.num_samples, dtype=tf.int64)
-            if not shuffle:
-                return indices
-            # All of it: with arrays no buffer is needed.
-            return tf.random.experimental.stateless_shuffle(indices, key)
-
-        start = tf.data.Dataset.range(1)
+        # All of it is shuffled: with arrays no buffer is needed.
         if augment is None:
             # Whole batches at once. Every function in a pipeline costs
             # milliseconds each time that Keras makes an iterator, twice an
             # epoch: so as few as can be.
-            indices = start.map(lambda _: order(next_key())).rebatch(batch_size)
+            blocks = order.index_blocks(self.num_samples, shuffle, next_key)
+            indices = blocks.rebatch(batch_size)
             if self._num_bytes * batch_size <= _LIGHT_BATCH * self.num_samples:
                 return indices.map(lambda i: finish(i, *self._take(i)))
             return _finished(indices.map(lambda i: (i, *self._take(i))), finish)
 
         def one_pass(_: tf.Tensor) -> tf.data.Dataset:
             key = next_key()
-            indices = tf.data.Dataset.from_tensor_slices(order(key))
-            return _with_key(indices, key)
+            blocks = order.blocks_of_pass(self.num_samples, shuffle, key)
+            return _with_key(blocks.unbatch(), key)
 
         def one_sample(index: tf.Tensor, key: tf.Tensor) -> Any:
             x, y = self._take(index)
             return index, augment(x, _sample_seed(key, index)), y
 
         return _finished(
-            start.flat_map(one_pass)
+            tf.data.Dataset.range(1)
+            .flat_map(one_pass)
             .map(one_sample, num_parallel_calls=tf.data.AUTOTUNE)
             .batch(batch_size),
             finish,

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from cbnn_keras.data import sharding
 from cbnn_keras.data.indexed import Augment, DatasetSamples
 from cbnn_keras.data.sample_weights import SampleWeights
 from cbnn_keras.data.sources import read_source
 from cbnn_keras.data.start import hold_out, start_weights
 from cbnn_keras.data.weighted_dataset import WeightedDataset
-from cbnn_keras.models import keras_internals
+from cbnn_keras.models import engine, keras_internals
 from cbnn_keras.support import arguments
 from cbnn_keras.support.console import Reporter
 
@@ -188,7 +189,10 @@ def weighted_pipeline(
         allowed="a number of at least 0 and below 1",
     )
     _check_augment(augment)
-    track = Reporter(verbose=1).tracker("reading the samples")
+    processes = engine.in_use().processes()
+    track = Reporter(verbose=int(processes.is_first)).tracker(
+        "reading the samples"
+    )
     source = read_source(x, y, num_samples, track)
     samples, size = source.samples, batch_size or source.batch_size or 32
     weight = start_weights(
@@ -210,13 +214,36 @@ def weighted_pipeline(
         shuffle=shuffle,
         class_names=source.class_names,
         file_seed=source.file_seed,
+        part=own_part(),
     )
+    if seed is None and processes.count > 1:
+        # The same for all, also where nobody has seeded their generators.
+        weights.set_seed(int(processes.broadcast(b"%d" % weights.seed)))
     dataset = weights.training_dataset(augment, _Reminder(weights))
     dataset.validation_data = validation_data
     dataset.class_names = source.class_names
     _leave_out_false_alarm()
     _live[dataset] = weights
     return dataset, weights
+
+
+def own_part() -> sharding.Part | None:
+    """The part of a batch that this process takes, as things are now."""
+    if not engine.in_use().divides_batches():
+        return None
+    found = engine.in_use().processes()
+    return sharding.Part(found.index, found.count, found.num_devices)
+
+
+def check_part(weights: SampleWeights, part: sharding.Part | None) -> None:
+    """Raises a `ValueError` for a pipeline that takes another part."""
+    if weights.part != part:
+        raise ValueError(
+            "`keras.distribution` divides batches among devices, and this "
+            "pipeline was not made for it. Set the distribution before "
+            "`weighted` is called; a pipeline of `attach_index` cannot be "
+            "divided."
+        )
 
 
 class _Reminder:

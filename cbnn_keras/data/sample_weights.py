@@ -18,15 +18,21 @@ import tensorflow as tf
 from cbnn_keras.data import sharding
 from cbnn_keras.data.gate import Gate
 from cbnn_keras.data.indexed import Augment, Samples
+from cbnn_keras.data.weight_table import (
+    DenseTable,
+    GroupedTable,
+    weight_table,
+)
 from cbnn_keras.data.weighted_dataset import WeightedDataset
 from cbnn_keras.models import replicas
+from cbnn_keras.patterns import GroupedWeights, uniform
 
 
 class _Variables(NamedTuple):
     """What batches read while they are on their way, on the host.
 
     Attributes:
-        weights: n * omega, float32, shape `(num_samples,)`.
+        table: n * omega of each sample.
         stream: (seed, pass): what the order of a pass derives from. A pass
             takes its number when it starts and leaves the next one behind, so
             that orders differ even where no callback counts the epochs.
@@ -36,7 +42,7 @@ class _Variables(NamedTuple):
         gate: Where batches wait for their weights under a strategy.
     """
 
-    weights: tf.Variable
+    table: DenseTable | GroupedTable
     stream: tf.Variable
     num_lookups: tf.Variable
     num_replicas: tf.Variable
@@ -56,11 +62,9 @@ class SampleWeights:
         shuffle: Whether to shuffle, or the size of the buffer, likewise.
         class_names: The names of the classes, where they are known.
         file_seed: What files were shuffled by before: see `sources.Source`.
+        part: Which part of a batch this process takes, or None for all.
 
     Attributes:
-        variable: n * omega, float32, shape `(num_samples,)`: mean 1, because
-            Keras divides a batch's loss by its size and not by its weights.
-        distribution: omega, float64, sums to 1.
         first_distribution: The omega that training starts with.
         has_own_seed: Whether the seed was given and not drawn.
         num_batches: The batches of a pass; None for a pipeline of the user's.
@@ -79,12 +83,13 @@ class SampleWeights:
         shuffle: bool | int | None = None,
         class_names: list[str] | None = None,
         file_seed: int | None = None,
+        part: sharding.Part | None = None,
     ) -> None:
         self.num_samples = num_samples
+        self.part = part
         self.class_names = class_names
         self.file_seed = file_seed
         self.first_distribution = _distribution(sample_weight, num_samples)
-        self.distribution = self.first_distribution
         self.samples = samples
         self.batch_size = batch_size
         self.shuffle = shuffle
@@ -96,24 +101,32 @@ class SampleWeights:
         self.seed = random.randrange(2**31) if seed is None else seed
         self._owner: weakref.ref[object] | None = None
         self._variables = replicas.outside_strategies(self._make_variables)
-        self.variable = self._variables.weights
         self.gate = self._variables.gate
 
     def _make_variables(self) -> _Variables:
         with tf.device("CPU:0"):
             return _Variables(
-                weights=tf.Variable(
-                    self.num_samples * self.distribution,
-                    trainable=False,
-                    name="sample_weights",
-                    dtype=tf.float32,
-                ),
+                table=weight_table(self.first_distribution),
                 stream=tf.Variable([self.seed, 0], dtype=tf.int64),
                 num_lookups=tf.Variable(0, dtype=tf.int64),
                 num_replicas=tf.Variable(0),
                 is_averaged=tf.Variable(True),
                 gate=Gate(),
             )
+
+    @property
+    def variable(self) -> tf.Variable:
+        """n * omega, float32, shape `(num_samples,)`.
+
+        Mean 1, because Keras divides a batch's loss by its size and not by its
+        weights. For very many samples it is a copy: see `GroupedTable`.
+        """
+        return self._variables.table.variable
+
+    @property
+    def distribution(self) -> np.ndarray:
+        """omega, float64, sums to 1."""
+        return self._variables.table.distribution
 
     @property
     def owner(self) -> object | None:
@@ -139,10 +152,14 @@ class SampleWeights:
         """How many batches have looked their weights up."""
         return int(self._variables.num_lookups)
 
-    def assign(self, distribution: np.ndarray) -> None:
-        """Sets omega; the next batch sees it."""
-        self.distribution = distribution
-        self.variable.assign((self.num_samples * distribution).astype("f4"))
+    def assign(self, weights: np.ndarray | GroupedWeights) -> None:
+        """Sets omega; the next batch sees it.
+
+        Args:
+            weights: As a `Booster` of these samples has them.
+        """
+        table: Any = self._variables.table  # made for the same kind
+        table.assign(weights)
 
     def set_seed(self, seed: int) -> None:
         """Sets what the order of the samples derives from."""
@@ -164,7 +181,7 @@ class SampleWeights:
     def look_up(self, index: tf.Tensor) -> tf.Tensor:
         """Weights of a batch, float32, from the indices of its samples."""
         self._variables.num_lookups.assign_add(1)
-        return tf.gather(self.variable, index)
+        return self._variables.table.look_up(index)
 
     def indexed(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Samples `(x, y)` as `(index, x, y)`, for a user's own pipeline."""
@@ -233,7 +250,15 @@ class SampleWeights:
     def _weigh(
         self, index: tf.Tensor, x: Any, y: tf.Tensor
     ) -> tuple[Any, tf.Tensor, tf.Tensor]:
-        return x, y, self.look_up(index)
+        if self.part is None:
+            return x, y, self.look_up(index)
+        rows, factor = sharding.local_part(
+            tf.size(index, tf.int32), self.part, self._variables.is_averaged
+        )
+        index, x, y = tf.nest.map_structure(
+            lambda array: tf.gather(array, rows), (index, x, y)
+        )
+        return x, y, self.look_up(index) * factor
 
     def _weigh_divided(
         self, batch: tuple[tf.Tensor, Any, tf.Tensor], ticket: tf.Tensor
@@ -286,7 +311,7 @@ def one_per_sample(sample_weight: Any, num_samples: int) -> np.ndarray:
 def _distribution(sample_weight: Any, num_samples: int) -> np.ndarray:
     """omega that weights start from: their shares, or 1/n."""
     if sample_weight is None:
-        return np.full(num_samples, 1 / num_samples)
+        return uniform(num_samples)
     weights = one_per_sample(sample_weight, num_samples)
     wrong = ~(np.isfinite(weights) & (weights >= 0))
     if wrong.any():

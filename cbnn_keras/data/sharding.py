@@ -1,5 +1,10 @@
-"""How a batch is divided: what several replicas need to make of it the same."""
+"""How a batch is divided: what several replicas need to make of it the same.
 
+`spread` is for `tf.distribute`, whose replicas take a whole batch apart;
+`local_part` for processes that each get their own part of it.
+"""
+
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -50,3 +55,49 @@ def spread(
         lambda: (x, y),
     )
     return x, y, weight
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Which part of each batch a process takes.
+
+    Attributes:
+        index: Which process it is, from 0.
+        count: How many there are.
+        num_devices: How many devices they have together.
+    """
+
+    index: int
+    count: int
+    num_devices: int
+
+
+def local_part(
+    size: tf.Tensor, part: Part, is_averaged: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The samples of a batch that a process takes, and how they count.
+
+    Parts are contiguous and of one size, a multiple of the devices: a batch
+    that does not divide is filled up with its first samples, which count
+    nothing, and the others count more where the loss is a mean. BatchNorm sees
+    the repetitions.
+
+    Args:
+        size: r, the samples of the batch, an integer scalar.
+        part: Which part.
+        is_averaged: Whether the loss of a batch is a mean and not a sum.
+
+    Returns:
+        Positions in the batch, shape `(p,)`, and a factor for the weight of
+        each, float32, shape `(p,)`.
+    """
+    filled = -(-size // part.num_devices) * part.num_devices
+    num = filled // part.count
+    position = tf.range(part.index * num, (part.index + 1) * num)
+    share = tf.where(is_averaged, tf.cast(filled / size, tf.float32), 1.0)
+    return position % size, tf.where(position < size, share, 0.0)
+
+
+def own_range(num: int, index: int, count: int) -> slice:
+    """Which of so many batches a process scores: as many as the others."""
+    return slice(num * index // count, num * (index + 1) // count)

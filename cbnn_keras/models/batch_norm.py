@@ -10,13 +10,10 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from cbnn_keras.models import keras_internals, replicas
+from cbnn_keras.models import engine, keras_internals
+from cbnn_keras.models.engine_interface import Moments
 from cbnn_keras.models.state import generators_kept
-
-# For each layer, mean and variance of each of its calls.
-Moments = list[keras_internals.Moments]
 
 
 def recompute_statistics(model: keras.Model, batches: Iterable[Any]) -> None:
@@ -45,7 +42,7 @@ class StatisticsRecomputer:
     def __init__(self, model: keras.Model) -> None:
         self._model = model
         self._layers = _batch_norms(model)
-        self._forward = _forward(model, self._layers)
+        self._forward = engine.in_use().training_pass(model, self._layers)
 
     def __call__(self, batches: Iterable[Any]) -> None:
         """Sets the statistics for the weights that the model has now."""
@@ -80,34 +77,6 @@ def _batch_norms(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     ]
 
 
-def _forward(
-    model: keras.Model, layers: list[keras.layers.BatchNormalization]
-) -> Callable[[Any], Moments]:
-    """A pass in training mode that gives what the layers have seen."""
-
-    def forward(x: Any) -> Moments:
-        with keras_internals.watched_moments(layers) as noting:
-            return noting(lambda: model(x, training=True))
-
-    if not replicas.is_distributed(model):
-        return tf.function(forward, reduce_retracing=True)
-    strategy = model.distribute_strategy
-
-    @tf.function
-    def on_first_replica(x: Any) -> Moments:
-        # The others get the same batch, and see the same.
-        with keras_internals.watched_moments(layers) as noting:
-            moments = strategy.run(
-                lambda x: noting(lambda: model(x, training=True)), args=(x,)
-            )
-        return tf.nest.map_structure(
-            lambda value: strategy.experimental_local_results(value)[0],
-            moments,
-        )
-
-    return on_first_replica
-
-
 def _collect(
     forward: Callable[[Any], Moments], batches: Iterable[Any]
 ) -> list[tuple[np.ndarray, np.ndarray] | None]:
@@ -117,7 +86,7 @@ def _collect(
     """
     sums: list[list[Any]] = []
     for x in batches:
-        size = int(tf.shape(tf.nest.flatten(x)[0])[0])
+        size = len(keras.tree.flatten(x)[0])
         moments = forward(x)
         sums = sums or [[0.0, 0.0, 0] for _ in moments]
         for calls, total in zip(moments, sums, strict=True):
@@ -134,5 +103,5 @@ def _collect(
     ]
 
 
-def _array(tensor: tf.Tensor) -> np.ndarray:
+def _array(tensor: Any) -> np.ndarray:
     return keras.ops.convert_to_numpy(tensor).astype(np.float64)

@@ -5,9 +5,8 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from cbnn_keras.models import keras_internals
+from cbnn_keras.models import engine, keras_internals
 from cbnn_keras.models.state import generators_kept
 
 
@@ -56,15 +55,17 @@ def describe_classifier(
         ValueError: If the model is not a classifier with one output, or if
             nothing tells whether the outputs are logits.
     """
-    outputs = model(inputs, training=False)
-    if tf.nest.is_nested(outputs) and len(tf.nest.flatten(outputs)) > 1:
+    outputs = model(engine.in_use().tensors(inputs), training=False)
+    if keras.tree.is_nested(outputs) and len(keras.tree.flatten(outputs)) > 1:
         raise ValueError(
             "An ensemble has one classification output; the model has "
-            f"{len(tf.nest.flatten(outputs))}. Train `keras.Model(inputs, "
+            f"{len(keras.tree.flatten(outputs))}. Train `keras.Model(inputs, "
             "the_one_output)` instead."
         )
-    if tf.nest.is_nested(outputs) or len(outputs.shape) != 2:
-        found = "a structure" if tf.nest.is_nested(outputs) else outputs.shape
+    if keras.tree.is_nested(outputs) or len(outputs.shape) != 2:
+        found = (
+            "a structure" if keras.tree.is_nested(outputs) else outputs.shape
+        )
         raise ValueError(
             "The callback needs a model whose output is one row of class "
             f"scores a sample, shape (batch, k); the output is {found}."
@@ -112,17 +113,17 @@ def _read_from_logits(model: keras.Model) -> bool:
     by_activation = _LOGITS_BY_ACTIVATION.get(_last_activation(model))
     if by_loss is None and by_activation is None:
         raise ValueError(
-            "The callback cannot tell whether the model ends in logits or in "
+            "One cannot tell whether the model ends in logits or in "
             f"probabilities: neither its loss ({loss_name(model)!r}) nor its "
             "last layer says so. Pass `from_logits=True` or "
-            "`from_logits=False` to the callback."
+            "`from_logits=False`."
         )
     if None not in (by_loss, by_activation) and by_loss != by_activation:
         raise ValueError(
             "The loss is computed with "
             f"from_logits={by_loss}, but the last activation is "
             f"{_last_activation(model)!r}. One of them is probably a mistake; "
-            "if not, pass `from_logits=` to the callback."
+            "if not, pass `from_logits=`."
         )
     return bool(by_activation if by_loss is None else by_loss)
 

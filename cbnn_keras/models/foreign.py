@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from cbnn_keras.models import (
     architecture_config,
+    engine,
     keras_archive,
     keras_internals,
 )
@@ -71,10 +72,11 @@ class Foreign:
             raise
         budget = _Budget(self.max_bytes)
         if architecture_config.allocates_while_built(_config(text)):
-            # Once without values, in a graph that is thrown away.
-            with tf.Graph().as_default():
-                config = _config(text)
-                self._built(path, budget, lambda: self._rebuilt(config))
+            # Once without values, to be thrown away.
+            config, trial = _config(text), engine.in_use().without_memory
+            trial(
+                lambda: self._built(path, budget, lambda: self._rebuilt(config))
+            )
             budget = _Budget(self.max_bytes)
         return self._built(path, budget, lambda: self._loaded(path))
 
@@ -98,7 +100,8 @@ class Foreign:
             "load it with a higher limit, max_bytes."
         )
         try:
-            with tf.variable_creator_scope(budget.create), quiet_builds():
+            watched = engine.in_use().watched_variables(budget.add)
+            with watched, quiet_builds():
                 model = build()
             if not isinstance(model, keras.Model):
                 raise TypeError(f"it describes a {type(model).__name__}")
@@ -162,14 +165,17 @@ def can_compute(model: keras.Model, inputs: Any = None) -> bool:
             return True
         inputs = keras.tree.map_structure(_zeros, inputs)
     try:
-        tf.function(lambda values: model(values), autograph=False)(inputs)
+        engine.in_use().inference(model, lambda outputs: outputs)([(inputs,)])
     except Exception:  # of layers that someone else chose
         return False
     return True
 
 
-def _zeros(tensor: Any) -> tf.Tensor:
-    return tf.zeros([length or 1 for length in tensor.shape], tensor.dtype)
+def _zeros(tensor: Any) -> Any:
+    shape = [length or 1 for length in tensor.shape]
+    if tensor.dtype == "string":
+        return tf.zeros(shape, tf.string)
+    return keras.ops.zeros(shape, tensor.dtype)
 
 
 class _TooLargeError(Exception):
@@ -184,20 +190,10 @@ class _Budget:
         self._bytes = 0
         self.is_exceeded = False
 
-    def create(self, next_creator: Callable[..., Any], **options: Any) -> Any:
-        """Makes a variable of TensorFlow unless it is too large."""
-        value, dtype = options.get("initial_value"), options.get("dtype")
-        shape = keras_internals.declared_shape(value)
-        if shape is None:  # a variable of TensorFlow's own
-            made = (
-                _without_memory(value)
-                if callable(value)
-                else tf.convert_to_tensor(value)
-            )
-            shape, dtype = tuple(made.shape), dtype or made.dtype
+    def add(self, shape: tuple[int, ...], dtype: Any) -> None:
+        """Adds a variable that is about to be made."""
         self._bytes += math.prod(shape) * _item_bytes(dtype)
         self._check(self._bytes)
-        return next_creator(**options)
 
     def check_tensors(self, model: keras.Model) -> None:
         """Judges what the layers of a model give for one sample."""
@@ -214,11 +210,6 @@ class _Budget:
         if num_bytes > self._max_bytes:
             self.is_exceeded = True
             raise _TooLargeError(f"{num_bytes:,} bytes")
-
-
-def _without_memory(make: Callable[[], Any]) -> Any:
-    with tf.Graph().as_default():
-        return tf.convert_to_tensor(make())
 
 
 def _item_bytes(dtype: Any) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from cbnn_keras.models import keras_internals, replicas
+from cbnn_keras.models import engine, keras_internals, replicas
 from cbnn_keras.support.faults import shortened
 
 
@@ -34,7 +34,7 @@ def fresh_weights(
         try:
             clone = _untrained(model, random.Random(seed))
             if len(clone.weights) != len(model.weights):
-                clone(inputs)
+                clone(engine.in_use().tensors(inputs))
             return [np.array(weight) for weight in clone.get_weights()]
         finally:
             random.setstate(kept)

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-from keras.src.backend.common import global_state
+import numpy as np
+from keras.src.backend.common import global_state, masking
 
 # Tensors are those of the backend in use.
 Moments = list[tuple[Any, Any]]
@@ -105,6 +106,23 @@ def producer(tensor: Any) -> tuple[Any, int]:
     return history.operation, history.tensor_index
 
 
+def tensors_before(tensor: Any) -> list[Any]:
+    """The symbolic tensors that the call got which made a tensor."""
+    history = tensor._keras_history
+    node = history.operation._inbound_nodes[history.node_index]
+    return list(node.input_tensors)
+
+
+def mask_of(tensor: Any) -> Any:
+    """The mask that layers have put on a tensor, or None."""
+    return masking.get_keras_mask(tensor)
+
+
+def set_mask(tensor: Any, mask: Any) -> None:
+    """Puts a mask on a tensor, for the layers that it is given to."""
+    masking.set_keras_mask(tensor, mask)
+
+
 def nodes_after(tensor: Any) -> list[Any]:
     """The calls that got an output of the operation that made a tensor."""
     return list(tensor._keras_history.operation._outbound_nodes)
@@ -153,6 +171,81 @@ def watched_moments(
     finally:
         for layer in layers:
             vars(layer).pop("_moments", None)
+
+
+@contextlib.contextmanager
+def undistributed(model: keras.Model, distribution: Any) -> Iterator[None]:
+    """Has variables of a model hold values of this process, on JAX.
+
+    No distribution is set in it, and each variable, new ones too, has its
+    layout again afterwards. The values of all processes must be equal then.
+    """
+
+    def variables() -> list[Any]:
+        slots = getattr(model.optimizer, "variables", [])
+        return [*model.variables, *slots]
+
+    layouts = {id(variable): variable._layout for variable in variables()}
+    for variable in variables():
+        variable._layout = None
+        variable._value = variable._value.addressable_data(0)
+    keras.distribution.set_distribution(None)
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(distribution)
+        for variable in variables():
+            layout = layouts.get(id(variable))
+            if layout is None:
+                layout = distribution.get_variable_layout(variable)
+            variable._layout = layout
+            variable._value = _everywhere(variable._value, layout)
+
+
+def _everywhere(value: Any, layout: Any) -> Any:
+    """A value of this process as one that all devices have."""
+    import jax
+
+    sharding = getattr(layout, "backend_layout", layout)
+    copies = [
+        jax.device_put(value, device) for device in sharding.addressable_devices
+    ]
+    return jax.make_array_from_single_device_arrays(
+        value.shape, sharding, copies
+    )
+
+
+@contextlib.contextmanager
+def watched_variables(
+    check: Callable[[tuple[int, ...], str], None],
+) -> Iterator[None]:
+    """Tells of shape and dtype of variables before they take memory."""
+    kind, name = keras.Variable, "__init__"
+    original, is_own = kind.__init__, name in vars(kind)
+
+    def watched(
+        variable: Any, initializer: Any, *args: Any, **more: Any
+    ) -> None:
+        given = inspect.signature(original).bind(
+            variable, initializer, *args, **more
+        )
+        shape = given.arguments.get("shape")
+        if shape is None:
+            shape = np.shape(initializer)
+        dtype = keras.backend.standardize_dtype(
+            given.arguments.get("dtype") or getattr(initializer, "dtype", None)
+        )
+        check(tuple(shape), dtype)
+        original(variable, initializer, *args, **more)
+
+    kind.__init__ = watched
+    try:
+        yield
+    finally:
+        if is_own:
+            kind.__init__ = original
+        else:
+            del kind.__init__
 
 
 def declared_shape(initial_value: Any) -> tuple[int, ...] | None:

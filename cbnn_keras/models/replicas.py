@@ -28,8 +28,17 @@ def outside_strategies(make: Callable[[], T]) -> T:
 
 def is_distributed(model: keras.Model) -> bool:
     """Whether a strategy feeds the model, be it one of a single device."""
+    if keras.backend.backend() != "tensorflow":
+        return False
     default = outside_strategies(tf.distribute.get_strategy)
     return model.distribute_strategy is not default
+
+
+def num_replicas(model: keras.Model) -> int:
+    """How many devices a strategy has, or 1 without one."""
+    if not is_distributed(model):
+        return 1
+    return int(model.distribute_strategy.num_replicas_in_sync)
 
 
 def average_statistics(model: keras.Model) -> None:
@@ -38,9 +47,9 @@ def average_statistics(model: keras.Model) -> None:
     Such are the moving statistics of BatchNorm: each replica has its own, of
     its pieces of the batches, and a save would take the first one's.
     """
-    strategy = model.distribute_strategy
-    if strategy.num_replicas_in_sync == 1:
+    if num_replicas(model) == 1:
         return
+    strategy = model.distribute_strategy
     for variable in model.non_trainable_weights:
         if not keras.backend.is_float_dtype(variable.dtype):
             continue

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 import keras
 import numpy as np
 
-from cbnn_keras.models import keras_internals
+from cbnn_keras.models import engine, keras_internals
 
 _TRAINED = "trained"  # beside `model/...` and `optimizer/...`
+_RANDOM = "random/"  # in front of generators of the backend
 
 
 def capture_state(model: keras.Model) -> dict[str, np.ndarray]:
@@ -22,6 +23,7 @@ def capture_state(model: keras.Model) -> dict[str, np.ndarray]:
     Raises:
         FloatingPointError: If one holds NaN: nothing could be resumed from it.
     """
+    engine.in_use().sync(model)
     arrays = {}
     for name, variable in _variables(model).items():
         value = keras.ops.convert_to_numpy(variable)
@@ -29,6 +31,8 @@ def capture_state(model: keras.Model) -> dict[str, np.ndarray]:
             raise FloatingPointError(f"{variable.path} holds NaN")
         arrays[name] = np.array(_storable(value))
     arrays[_TRAINED] = _is_trained(model)
+    for name, array in engine.in_use().random_state().items():
+        arrays[_RANDOM + name] = array
     return arrays
 
 
@@ -40,6 +44,11 @@ def restore_state(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
             others of them are trained.
     """
     arrays = dict(arrays)
+    generators = {
+        name.removeprefix(_RANDOM): arrays.pop(name)
+        for name in list(arrays)
+        if name.startswith(_RANDOM)
+    }
     now = _is_trained(model)
     trained = arrays.pop(_TRAINED, now)  # older versions do not say
     # Of another number of variables, the number is what is said below.
@@ -67,6 +76,7 @@ def restore_state(model: keras.Model, arrays: dict[str, np.ndarray]) -> None:
         )
     for name, variable in variables.items():
         variable.assign(arrays[name].view(values[name].dtype))
+    engine.in_use().set_random_state(generators)
 
 
 def _is_trained(model: keras.Model) -> np.ndarray:
@@ -77,6 +87,7 @@ def _is_trained(model: keras.Model) -> np.ndarray:
 
 def has_nan(model: keras.Model) -> bool:
     """Whether a variable of the model or its optimizer holds NaN."""
+    engine.in_use().sync(model)
     variables = [*model.variables, *model.optimizer.variables]
     values = map(keras.ops.convert_to_numpy, variables)
     return any(bool(np.isnan(value).any()) for value in values)
@@ -89,6 +100,8 @@ def generators_kept(model: keras.Model) -> Iterator[None]:
     Some layers are random then too, as those of Monte Carlo dropout, and would
     go on from another state in training.
     """
+    engine.in_use().sync(model)
+    drawn = engine.in_use().random_state()
     weights = {id(weight) for weight in model.weights}
     states = [v for v in model.variables if id(v) not in weights]
     kept = [np.array(keras.ops.convert_to_numpy(state)) for state in states]
@@ -97,18 +110,21 @@ def generators_kept(model: keras.Model) -> Iterator[None]:
     finally:
         for state, value in zip(states, kept, strict=True):
             state.assign(value)
+        engine.in_use().set_random_state(drawn)
 
 
 @contextlib.contextmanager
 def process_generators_kept() -> Iterator[None]:
-    """Puts the generators of Python, NumPy and Keras back afterwards."""
+    """Puts generators of Python, NumPy, Keras and its backend back."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
+    drawn = engine.in_use().random_state()
     try:
         with keras_internals.global_generator_kept():
             yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
+        engine.in_use().set_random_state(drawn)
 
 
 def _variables(model: keras.Model) -> dict[str, keras.Variable]:

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras.models import replicas
+from cbnn_keras.models import engine
 from cbnn_keras.models.state import process_generators_kept
 
 
@@ -32,13 +32,8 @@ def step_gradients(model: keras.Model, batch: Any) -> list[np.ndarray]:
         One array for each gradient, or two, values and indices, where it is
         sparse; none for a step that uses no optimizer of the model.
     """
-    found: list[np.ndarray] = []
-    with _left_alone(model), _caught(model, found), _executed_at_once():
-        if replicas.is_distributed(model):
-            model.distribute_strategy.run(model.train_step, args=(batch,))
-        else:
-            model.train_step(batch)
-    return found
+    with _left_alone(model):
+        return engine.in_use().step_gradients(model, _optimizers(model), batch)
 
 
 @contextlib.contextmanager
@@ -60,35 +55,6 @@ def _left_alone(model: keras.Model) -> Iterator[None]:
             now = np.asarray(keras.ops.convert_to_numpy(variable))
             if now.tobytes() != value.tobytes():
                 variable.assign(value)
-
-
-@contextlib.contextmanager
-def _caught(model: keras.Model, found: list[np.ndarray]) -> Iterator[None]:
-    """Lets optimizers hand over gradients instead of applying them."""
-
-    def apply(grads: Any, trainable_variables: Any = None) -> None:
-        context = tf.distribute.get_replica_context()
-        if context.replica_id_in_sync_group:
-            return  # the first one tells enough
-        for gradient in grads:
-            if isinstance(gradient, tf.IndexedSlices):
-                found.append(gradient.values.numpy())
-                found.append(gradient.indices.numpy())
-            elif gradient is not None:
-                found.append(gradient.numpy())
-
-    # A scaled loss of mixed precision may overflow, here for nothing.
-    instead = {"apply": apply, "scale_loss": lambda loss: loss}
-    optimizers = _optimizers(model)
-    for optimizer in optimizers:
-        # Past Keras' `__setattr__`, which tracks.
-        vars(optimizer).update(instead)
-    try:
-        yield
-    finally:
-        for optimizer in optimizers:
-            for name in instead:
-                del vars(optimizer)[name]
 
 
 def _optimizers(model: keras.Model) -> list[keras.optimizers.Optimizer]:
@@ -116,17 +82,3 @@ def _held(model: keras.Model) -> list[Any]:
         else:
             found.append(value)
     return found
-
-
-@contextlib.contextmanager
-def _executed_at_once() -> Iterator[None]:
-    """Has functions of TensorFlow run as Python, so that none is traced.
-
-    One that was traced here would keep what stands in for the optimizer.
-    """
-    kept = tf.config.functions_run_eagerly()
-    tf.config.run_functions_eagerly(True)
-    try:
-        yield
-    finally:
-        tf.config.run_functions_eagerly(kept)

@@ -21,6 +21,7 @@ from typing import ClassVar
 import keras
 import numpy as np
 
+from cbnn_keras.calibration import CalibrationRecord
 from cbnn_keras.models import copying, weight_files
 from cbnn_keras.models import state as training_state
 from cbnn_keras.models.foreign import Foreign
@@ -66,6 +67,7 @@ class RunDirectory(Run):
         self.state = manifest.state
         self.is_finished = manifest.is_finished
         self.phases = list(manifest.phases or [])
+        self.calibration = manifest.calibration
         if manifest.votes is not None:
             votes = zip(manifest.members, manifest.votes, strict=True)
             self.chosen_votes = dict(votes)
@@ -338,6 +340,24 @@ class RunDirectory(Run):
             self._files.sweep()
         locks.unlock(self.path)
 
+    def keep_calibration(self, record: CalibrationRecord) -> None:
+        with (
+            run_failures_explained(self.path, then="calibrate again"),
+            locks.held(self.path),
+        ):
+            # Not what this object remembers: members can be left out of it.
+            check_no_links(self.path)
+            there = Manifest.read(self.path)
+            if not self._files.are_among(there.files):
+                raise RunError(
+                    f"{self.path} holds another run than when it was loaded. "
+                    "Load it again, and calibrate that."
+                )
+            changed = dataclasses.replace(there, calibration=record)
+            claims.check_manifest(changed, self.path)
+            changed.write(self.path)
+        super().keep_calibration(record)
+
     def _write_manifest(self) -> None:
         Manifest(
             self.header,
@@ -350,6 +370,7 @@ class RunDirectory(Run):
             if self.chosen_votes is None
             else [self.chosen_votes[step] for step in self.members],
             self.phases,
+            self.calibration,
         ).write(self.path)
 
     def _begin(

@@ -5,8 +5,9 @@ The dataclasses are the schema, and the only one: they are written to
 types of their fields. Their text is that of `manifest_json`, and whether they
 can be true is asked in `claims`.
 
-Format 5 differs from format 4 in the phases of a run of several fits; a run of
-one is still written in format 4.
+Format 6 differs from format 5 in the calibration of a run, and format 5 from
+format 4 in the phases of a run of several fits; a run without is still written
+in the format before.
 Format 4 differs from format 3 in the votes that an ensemble was saved with.
 Format 3 differs from format 2 in the checksum that the manifest has of itself.
 Format 2 differs from format 1 in the settings of methods that do not boost as
@@ -23,6 +24,7 @@ from typing import Any
 
 from cbnn_keras.boosting import Policy, Stage
 from cbnn_keras.boosting_policies import Boosting, BoostingFromFirst, EqualVotes
+from cbnn_keras.calibration import CalibrationRecord
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.runs import manifest_json
 from cbnn_keras.support.aliases import Json
@@ -47,6 +49,7 @@ class Settings:
         seed: What the order of the samples derives from.
         batch_size: None, as the next one, for a pipeline of the user's own.
         shuffle: Whether samples are shuffled, or the size of the buffer.
+        backend: The backend of Keras that trains, if it is not TensorFlow.
     """
 
     policy: Policy
@@ -57,6 +60,7 @@ class Settings:
     seed: int | None = None
     batch_size: int | None = None
     shuffle: bool | int | None = None
+    backend: str | None = None
 
     def to_json(self) -> Json:
         """All settings side by side; what is None is left out."""
@@ -242,6 +246,7 @@ class Manifest:
         phases: The fits that are over, of a run of several, but for the last;
             the settings of the header are those of the latest. None for a run
             of one.
+        calibration: What was fitted to data after training, or None.
         files: Size and hash of every file, by its name in the directory.
     """
 
@@ -253,6 +258,7 @@ class Manifest:
     files: dict[str, Fingerprint]
     votes: list[float] | None = None
     phases: list[EndedPhase] | None = None
+    calibration: CalibrationRecord | None = None
 
     def write(self, directory: pathlib.Path) -> None:
         """Replaces the manifest of a directory, atomically."""
@@ -266,6 +272,8 @@ class Manifest:
             del content["class_names"]
         if not self.phases:
             del content["phases"]
+        if self.calibration is None:
+            del content["calibration"]
         manifest_json.write(directory, content)
 
     @classmethod

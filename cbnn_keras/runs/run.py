@@ -12,7 +12,8 @@ from typing import ClassVar
 import keras
 import numpy as np
 
-from cbnn_keras import boosting
+from cbnn_keras import boosting, patterns
+from cbnn_keras.calibration import CalibrationRecord
 from cbnn_keras.runs.manifest import (
     EndedPhase,
     Header,
@@ -24,6 +25,9 @@ from cbnn_keras.support.aliases import Json
 
 # What a method saves to be resumed, by names of its own.
 MethodState = dict[str, np.ndarray]
+Booster = boosting.Booster | patterns.PatternBooster
+# Labels and weights that are hashed at once.
+_CHUNK = 2**20
 
 
 class Run(abc.ABC):
@@ -40,6 +44,7 @@ class Run(abc.ABC):
         state: Where training would be resumed, or None.
         chosen_votes: The votes that an ensemble was saved with, by the step of
             the member, or None for those of the rounds.
+        calibration: What was fitted to data after training, or None.
         is_on_disk: Whether members are read from files.
     """
 
@@ -50,6 +55,7 @@ class Run(abc.ABC):
     phases: list[EndedPhase]
     state: State | None = None
     chosen_votes: dict[int, float] | None = None
+    calibration: CalibrationRecord | None = None
     is_on_disk: ClassVar[bool]
 
     @property
@@ -62,7 +68,7 @@ class Run(abc.ABC):
         own = self.own_distribution
         if own is not None:
             return own
-        return np.full(self.header.num_samples, 1 / self.header.num_samples)
+        return patterns.uniform(self.header.num_samples)
 
     @property
     def has_bound(self) -> bool:
@@ -111,16 +117,20 @@ class Run(abc.ABC):
         """The round of a step."""
         return next(record for record in self.rounds if record.step == step)
 
-    def replay(self, num_rounds: int | None = None) -> boosting.Booster:
-        """The state of boosting after so many rounds; after all by default.
-
-        `replay(i).distribution` is omega as training saw it in round i, from 0.
-        """
-        booster = boosting.Booster(
+    def begin_boosting(self) -> Booster:
+        """The state of boosting before the first round."""
+        return patterns.begin_boosting(
             self.first_distribution,
             self.header.num_classes,
             self.header.settings.policy,
         )
+
+    def replay(self, num_rounds: int | None = None) -> Booster:
+        """The state of boosting after so many rounds; after all by default.
+
+        `replay(i).distribution` is omega as training saw it in round i, from 0.
+        """
+        booster = self.begin_boosting()
         for record in self.rounds[:num_rounds]:
             booster.add(self.correct(record.step), is_final=record.is_final)
         return booster
@@ -213,6 +223,10 @@ class Run(abc.ABC):
     def finish(self) -> None:
         """Marks the run as complete."""
 
+    def keep_calibration(self, record: CalibrationRecord) -> None:
+        """Keeps what was fitted to data, in place of an earlier one."""
+        self.calibration = record
+
     def make_last_round_final(self) -> None:
         """For a model that turns out to be the final one after its round."""
         self.rounds[-1] = dataclasses.replace(self.rounds[-1], is_final=True)
@@ -282,11 +296,14 @@ class MemoryRun(Run):
 
 def labels_id(labels: np.ndarray, first_distribution: np.ndarray) -> str:
     """A hash that tells one run's training labels from those of another."""
-    digest = hashlib.sha256(labels.astype(np.int64).tobytes())
-    digest.update(first_distribution.tobytes())
+    digest = hashlib.sha256()
+    pairs = (labels, np.int64), (first_distribution, np.float64)
+    for array, dtype in pairs:
+        for i in range(0, len(array), _CHUNK):
+            digest.update(array[i : i + _CHUNK].astype(dtype).tobytes())
     return digest.hexdigest()
 
 
 def unpack_bits(bits: np.ndarray, num_samples: int) -> np.ndarray:
     """The inverse of `np.packbits`, as booleans."""
-    return np.unpackbits(bits, count=num_samples).astype(bool)
+    return np.unpackbits(bits, count=num_samples).view(bool)

@@ -59,6 +59,10 @@ class RunFiles:
         files.check_fingerprint(path, self.listed[name])
         return path
 
+    def are_among(self, others: Mapping[str, Fingerprint]) -> bool:
+        """Whether all of these files are also in another list."""
+        return all(others.get(k) == found for k, found in self.listed.items())
+
     @contextlib.contextmanager
     def read(self, name: str) -> Iterator[IO[bytes]]:
         """Opens a file; what is wrong in it is a `RunError`."""

@@ -85,6 +85,17 @@ def kept_on_success(directory: pathlib.Path) -> Iterator[None]:
         raise
 
 
+@contextlib.contextmanager
+def held(directory: pathlib.Path) -> Iterator[None]:
+    """`lock`, released in the end unless it was this process's already."""
+    is_new = lock(directory)
+    try:
+        yield
+    finally:
+        if is_new:
+            unlock(directory)
+
+
 def unlock(directory: pathlib.Path) -> None:
     descriptor = _locks.pop(directory.resolve(), None)
     if descriptor is not None:

@@ -7,13 +7,13 @@ Scoring, saving and votes speak of the weights that are in the model inside
 import contextlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-from cbnn_keras.models import replicas
+from cbnn_keras.models import engine
 from cbnn_keras.models.batch_norm import StatisticsRecomputer
 from cbnn_keras.runs.run import MethodState
 from cbnn_keras.support.console import Reporter
@@ -70,9 +70,8 @@ class AveragedWeights(MemberWeights):
         self._num_updates = 0
         # Those of the beginning: layers may be unfrozen on the way.
         self._variables = list(task.model.trainable_variables)
-        self._means = _copies_of(self._variables)
+        self._means = engine.in_use().averages(task.model, self._variables)
         self._recompute = StatisticsRecomputer(task.model)
-        self._blend = _blend(self._means, self._variables)
 
     def after_step(self, step: int) -> None:
         if step // self._period == self._last_step // self._period:
@@ -83,7 +82,7 @@ class AveragedWeights(MemberWeights):
             1 - math.exp(-elapsed / self._horizon), 1 / self._num_updates
         )
         self._last_step = step
-        self._blend(tf.constant(share))
+        self._means.blend(share)
 
     @contextlib.contextmanager
     def in_model(self) -> Iterator[None]:
@@ -91,18 +90,19 @@ class AveragedWeights(MemberWeights):
             yield
             return
         model = self._task.model
+        engine.in_use().sync(model)
         kept = [np.array(weight) for weight in model.get_weights()]
         try:
             for variable, mean in zip(
-                self._variables, self._means, strict=True
+                self._variables, self._means.values(), strict=True
             ):
-                variable.assign(tf.cast(mean, variable.dtype))
+                variable.assign(keras.ops.cast(mean, variable.dtype))
             self._recompute(self._batches())
             yield
         finally:
             model.set_weights(kept)
 
-    def _batches(self) -> Iterator[tf.Tensor]:
+    def _batches(self) -> Iterator[Any]:
         samples, size = self._task.samples, self._task.batch_size
         num_batches = min(-(-samples.num_samples // size), _NUM_BATCHES)
         batches = samples.shuffled_inputs(size, self._task.shuffle)
@@ -117,39 +117,9 @@ class AveragedWeights(MemberWeights):
 
     def state(self) -> MethodState:
         counts = np.array([self._last_step, self._num_updates])
-        means = {str(i): mean.numpy() for i, mean in enumerate(self._means)}
-        return {"counts": counts, **means}
+        means = map(keras.ops.convert_to_numpy, self._means.values())
+        return {"counts": counts, **{str(i): m for i, m in enumerate(means)}}
 
     def restore(self, state: MethodState) -> None:
         self._last_step, self._num_updates = map(int, state["counts"])
-        for i, mean in enumerate(self._means):
-            mean.assign(state[str(i)])
-
-
-def _copies_of(variables: list[keras.Variable]) -> list[tf.Variable]:
-    """Variables in float32 on the devices of others, mirrored nowhere."""
-
-    def make() -> list[tf.Variable]:
-        copies = []
-        for variable in variables:
-            value = tf.cast(keras.ops.convert_to_numpy(variable), tf.float32)
-            with tf.device(variable.value.device):
-                copies.append(tf.Variable(value, trainable=False))
-        return copies
-
-    return replicas.outside_strategies(make)
-
-
-def _blend(
-    means: list[tf.Variable], variables: list[keras.Variable]
-) -> Callable[[tf.Tensor], None]:
-    """A function of a share: means += share * (variables - means)."""
-    values = [variable.value for variable in variables]
-
-    @tf.function
-    def blend(share: tf.Tensor) -> None:
-        for mean, value in zip(means, values, strict=True):
-            mean.assign_add(share * (tf.cast(value, tf.float32) - mean))
-
-    # Not looked up by its arguments each time, which takes longer than it does.
-    return blend.get_concrete_function(tf.TensorSpec([], tf.float32))
+        self._means.restore([state[str(i)] for i in range(len(state) - 1)])

@@ -9,6 +9,7 @@ and those of `baselines` have one each.
 import abc
 import os
 import pathlib
+import tempfile
 import warnings
 from collections.abc import Mapping
 from typing import Any, ClassVar, TypedDict
@@ -17,14 +18,21 @@ import keras
 import numpy as np
 
 from cbnn_keras.data.labelled import as_pair
-from cbnn_keras.data.pipelines import claim_sample_weights
-from cbnn_keras.ensemble.ensemble import CheckpointEnsemble, voting_members
-from cbnn_keras.models import copying, keras_internals
+from cbnn_keras.data.pipelines import (
+    check_part,
+    claim_sample_weights,
+    own_part,
+)
+from cbnn_keras.data.sharding import Part
+from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
+from cbnn_keras.ensemble.loading import voting_members
+from cbnn_keras.models import copying, engine, keras_internals
 from cbnn_keras.runs.directory import (
     check_available,
     holds_run,
 )
 from cbnn_keras.runs.manifest import Settings
+from cbnn_keras.runs.mirroring import mirror
 from cbnn_keras.runs.run import Run
 from cbnn_keras.support import arguments
 from cbnn_keras.support.aliases import Json, Logs
@@ -69,7 +77,8 @@ class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
         overwrite: bool = False,
     ) -> None:
         super().__init__()
-        self.directory = _as_path(self._name, directory)
+        self._processes = engine.in_use().processes()
+        self.directory = self._own_directory(_as_path(self._name, directory))
         self.num_checkpoints = self._optional_integer(
             "num_checkpoints", num_checkpoints
         )
@@ -87,7 +96,8 @@ class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
         self._others: list[keras.callbacks.Callback] = []
         # What decided on the run that is resumed, by name.
         self._resumed: Mapping[str, Any] | None = None
-        self._check_arguments()
+        with self._processes.together():
+            self._check_arguments()
 
     # What a method is.
 
@@ -168,6 +178,12 @@ class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
     # Hooks, in the order in which Keras calls them.
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
+        engine.in_use().check(self.model)
+        part = own_part()  # which changes within
+        with engine.in_use().alone(self.model):
+            self._begin_fit(part)
+
+    def _begin_fit(self, part: Part | None) -> None:
         if self.resume and self._course and self._course.is_finished:
             raise ValueError(
                 f"{self._name}: this callback has finished the run in "
@@ -176,13 +192,15 @@ class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
                 "(`CBNNCallback(..., phases=2)`); another run needs a callback "
                 "and a directory of its own."
             )
-        reporter = Reporter(self.params.get("verbose", 0))
+        verbose = self.params.get("verbose", 0)
+        reporter = Reporter(verbose if self._processes.is_first else 0)
         found = keras_internals.callbacks_of_fit()
         self._others = [] if found is None else list(found.callbacks)
         hide_empty_columns(self._others, f"{self.LOG_PREFIX}_")
         if not self.resume and not self._phase:
             self._check_directory()
         self._weights = claim_sample_weights(self)
+        check_part(self._weights, part)
         task = describe_task(
             self.model,
             self._weights,
@@ -200,6 +218,8 @@ class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
         self._begin = self._beginning()
         self._fit, self._course = fit, None
         self._adopt(None)
+        if self.resume and self.directory and not self._phase:
+            mirror(self.directory, self._processes)
         is_resumed = self.resume or self._phase
         if is_resumed and self.directory and holds_run(self.directory):
             with self._begin.explained(self.directory):
@@ -213,13 +233,14 @@ class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
         if self._fit is None:
             return
         self._fit.restore_initial_epoch()
-        if self._course is None:
-            self._course = self._begin.start(self._fit, epoch)
-        elif self._fit.is_in_epoch:
-            # State of the epoch before, and not at its end: callbacks after
-            # this one still change things there, such as the learning rate.
-            self._course.save_state()
-            self._fit.end_if_preempted(self._course)
+        with engine.in_use().alone(self.model):
+            if self._course is None:
+                self._course = self._begin.start(self._fit, epoch)
+            elif self._fit.is_in_epoch:
+                # State of the epoch before, and not at its end: callbacks after
+                # this one still change things there, as the learning rate.
+                self._course.save_state()
+                self._fit.end_if_preempted(self._course)
         self._fit.begin_epoch(self._course, epoch)
 
     def on_train_batch_begin(
@@ -234,13 +255,15 @@ class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         if self._fit and self._course:
-            self._fit.end_epoch(self._course, {} if logs is None else logs)
+            with engine.in_use().alone(self.model):
+                self._fit.end_epoch(self._course, {} if logs is None else logs)
 
     def on_train_end(self, logs: Logs | None = None) -> None:
         if self._fit:
             self._fit.end()
         if self._fit and self._course:  # or there was no epoch to train
-            self._course.finish()
+            with engine.in_use().alone(self.model):
+                self._course.finish()
             is_last = self._course.phase.is_last
             self._phase = 0 if is_last else self._phase + 1
             self._earlier = None if is_last else self.run
@@ -252,13 +275,22 @@ class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
     def _name(self) -> str:
         return type(self).__name__
 
+    def _own_directory(
+        self, directory: pathlib.Path | None
+    ) -> pathlib.Path | None:
+        """The directory itself, or that of a copy: the first process writes."""
+        if directory is None or self._processes.is_first:
+            return directory
+        self._scratch = tempfile.TemporaryDirectory(prefix="cbnn-process-")
+        return pathlib.Path(self._scratch.name) / "run"
+
     def _optional_integer(self, name: str, value: Any) -> int | None:
         if value is None:
             return None
         return arguments.integer(self._name, name, value)
 
     def _check_arguments(self) -> None:
-        _check_backend(self._name)
+        engine.in_use()  # or this backend cannot train
         for name in ("validation_data", "score_data"):
             if getattr(self, name) is not None:
                 as_pair(getattr(self, name), name)
@@ -334,15 +366,6 @@ class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
             replaces_begun=self.resume,
             make_plan=self._make_plan,
             adopt=self._adopt,
-        )
-
-
-def _check_backend(owner: str) -> None:
-    if keras.backend.backend() != "tensorflow":
-        raise ValueError(
-            f"{owner} runs on Keras' TensorFlow backend; this is "
-            f"{keras.backend.backend()!r}. Set KERAS_BACKEND=tensorflow "
-            "before Keras is imported."
         )
 
 

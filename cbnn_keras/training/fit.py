@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from cbnn_keras.models import keras_internals, replicas
+from cbnn_keras.models import engine, keras_internals, replicas
 from cbnn_keras.models.classifier import averages_loss
 from cbnn_keras.runs.advice import restart_advice
 from cbnn_keras.runs.run import MethodState
@@ -90,6 +90,7 @@ class Course:
             return
         rate = self.plan.learning_rate(self.step + 1 - self.phase.first_step)
         if rate is not None:
+            engine.in_use().sync(self.task.model)
             bare_optimizer(self.task.model).learning_rate = rate
 
     def advance(self, step: int) -> bool:
@@ -100,19 +101,24 @@ class Course:
         """
         self.step = step
         if self.plan.actions is not None:
+            engine.in_use().sync(self.task.model)
             self.plan.actions.after_step(self)
         self.rounds.member_weights.after_step(step)
         if step < self.next_update:
             return False
         self.pending = [s for s in self.pending if s > step]
         self.next_update = self.pending[0] if self.pending else sys.maxsize
-        if self.pending:
-            is_added = self.rounds.add(step, self.epoch, is_final=False)
-            if is_added and self.plan.actions is not None:
-                self.plan.actions.after_checkpoint(self)
-        else:
-            self.end()
+        with engine.in_use().alone(self.task.model):
+            self._take_checkpoint()
         return True
+
+    def _take_checkpoint(self) -> None:
+        if not self.pending:
+            self.end()
+            return
+        is_added = self.rounds.add(self.step, self.epoch, is_final=False)
+        if is_added and self.plan.actions is not None:
+            self.plan.actions.after_checkpoint(self)
 
     def add_checkpoint(self) -> None:
         """Takes a checkpoint now, whatever the plan says."""
@@ -340,8 +346,7 @@ class Fit:
 
 def _divide_batches(owner: str, task: Task, is_distributed: bool) -> None:
     """Tells the pipeline what a strategy will do to its batches."""
-    strategy = task.model.distribute_strategy
-    num = strategy.num_replicas_in_sync if is_distributed else 0
+    num = replicas.num_replicas(task.model) if is_distributed else 0
     if num > 1 and not task.weights.can_be_divided:
         raise ValueError(
             f"{owner}: sparse inputs cannot be divided among {num} "

@@ -11,14 +11,15 @@ import numpy as np
 
 from cbnn_keras import boosting
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
-from cbnn_keras.models import replicas
+from cbnn_keras.models import engine, replicas
 from cbnn_keras.models import state as training_state
+from cbnn_keras.patterns import GroupedWeights
 from cbnn_keras.runs.manifest import Round
 from cbnn_keras.runs.run import MethodState, Run
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.training.averaging import MemberWeights
 from cbnn_keras.training.running_accuracy import RunningAccuracy
-from cbnn_keras.training.scoring import Scorer, Scores
+from cbnn_keras.training.scoring import Scorer
 from cbnn_keras.training.task import Task, is_loss_scaled
 
 # Batches of training that are scored as one: a step of a small model takes as
@@ -61,11 +62,12 @@ class Rounds:
         self._reporter = reporter
         self._log_prefix = log_prefix
         self._scorer = Scorer(task.model, task.classifier)
+        self._processes = engine.in_use().processes()
         self._said: set[str] = set()
         self._has_bound = run.has_bound
         self.title = run.header.method.upper()
         self._booster = run.replay()
-        task.weights.assign(self._booster.distribution)
+        task.weights.assign(self._booster.weights)
         if accuracy is not None and run.members:
             self._replay_accuracy(accuracy)
 
@@ -99,15 +101,15 @@ class Rounds:
             )
             return False
         model, weights = self._task.model, self._task.weights
+        engine.in_use().sync(model)
         replicas.average_statistics(model)
         # Outputs alone do not tell: a ReLU can turn NaN into 0.
         if training_state.has_nan(model):
             raise _diverged("weights", step, epoch, self._advice())
         with self.member_weights.in_model():
-            scores = self._score(step, epoch)
-            correct = scores.classes == self._task.labels
+            correct, losses = self._score(step, epoch)
             stage = self._booster.add(correct, is_final=is_final)
-            losses = scores.losses.astype(np.float64)
+            self._agree(step)
             record = Round(
                 step=step,
                 epoch=epoch,
@@ -121,15 +123,29 @@ class Rounds:
             )
             if self._accuracy is not None and stage.is_member:
                 self._accuracy.add_member(model, record)
-        weights.assign(self._booster.distribution)
+        weights.assign(self._booster.weights)
         self._tell(record)
         return True
+
+    def _agree(self, step: int) -> None:
+        """Sees to it that all processes have come to the same weights."""
+        if self._processes.count == 1:
+            return
+        weights = self._booster.weights
+        if isinstance(weights, GroupedWeights):
+            # Which sample is in which group follows from what all were told.
+            weights = weights.values
+        self._processes.agree(
+            weights.tobytes(),
+            f"the sample weights after step {step}. Give each of them the "
+            "same data in the same order, the same model and versions.",
+        )
 
     def make_last_final(self) -> None:
         """The last checkpoint is the final model: its update is undone."""
         self.run.make_last_round_final()
         self._booster = self.run.replay()
-        self._task.weights.assign(self._booster.distribution)
+        self._task.weights.assign(self._booster.weights)
 
     @property
     def num_members(self) -> int:
@@ -182,18 +198,17 @@ class Rounds:
             )
         return logs
 
-    def _score(self, step: int, epoch: int) -> Scores:
-        samples = self._task.samples
+    def _score(self, step: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which samples are right, and the loss of each."""
         in_training = -(-self._task.batch_size // self._scorer.num_replicas)
-        batch_size = _NUM_BATCHES_AT_ONCE * in_training
-        inputs = self._reporter.track(
-            samples.inputs(batch_size),
-            -(-samples.num_samples // batch_size),
-            f"scoring step {step}",
-        )
         try:
             with training_state.generators_kept(self._task.model):
-                return self._scorer.score(inputs, self._task.labels)
+                return self._scorer.score_all(
+                    self._task.samples,
+                    self._task.labels,
+                    _NUM_BATCHES_AT_ONCE * in_training,
+                    self._reporter.tracker(f"scoring step {step}"),
+                )
         except FloatingPointError:
             raise _diverged("outputs", step, epoch, self._advice()) from None
 
@@ -228,7 +243,7 @@ class Rounds:
                 f"{error}, vote {record.vote:.3f}, "
                 f"{num} member{'s' if num > 1 else ''}"
             )
-            if self._has_bound:
+            if self._has_bound and record.bound < 1:
                 text += f", bound {record.bound:.4f}"
         else:
             text = f"{error} is no better than chance: not a member"

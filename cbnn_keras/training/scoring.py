@@ -8,9 +8,12 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
+from keras import ops
 
+from cbnn_keras.data import sharding
+from cbnn_keras.data.indexed import Samples, Track
 from cbnn_keras.metrics import SMALLEST_PROBABILITY
-from cbnn_keras.models import replicas
+from cbnn_keras.models import engine, replicas
 from cbnn_keras.models.classifier import Classifier
 
 
@@ -36,29 +39,14 @@ class Scorer:
     """
 
     def __init__(self, model: keras.Model, classifier: Classifier) -> None:
-        def scored(
-            x: Any, labels: tf.Tensor
-        ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            outputs = model(x, training=False)
-            finite = tf.reduce_all(tf.math.is_finite(outputs))
+        def scored(outputs: Any, labels: Any) -> tuple[Any, Any, Any]:
+            finite = ops.all(ops.isfinite(outputs))
             losses = _losses(outputs, labels, classifier)
             return _predicted(outputs, classifier), losses, finite
 
-        self._strategy = model.distribute_strategy
-        self.num_replicas = self._strategy.num_replicas_in_sync
-        self._is_distributed = replicas.is_distributed(model)
-        step = (
-            (lambda *batch: self._strategy.run(scored, args=batch))
-            if self._is_distributed
-            else scored
-        )
-        self._step = (
-            step
-            if model.run_eagerly
-            else tf.function(
-                step, reduce_retracing=True, jit_compile=model.jit_compile
-            )
-        )
+        self._model = model
+        self._inference = engine.in_use().inference(model, scored)
+        self.num_replicas = replicas.num_replicas(model)
 
     def score(self, batches: Iterable[Any], labels: np.ndarray) -> Scores:
         """Scores every sample.
@@ -70,74 +58,80 @@ class Scorer:
         Raises:
             FloatingPointError: If an output is not finite.
         """
+        engine.in_use().sync(self._model)
         # Nothing is fetched before the last batch: a GPU is never waited for.
-        pairs = _with_labels(batches, labels)
-        if self._is_distributed:
-            results = list(self._on_replicas(pairs))
-        else:
-            results = [self._step(x, y) for x, y in pairs]
+        results = self._inference(_with_labels(batches, labels))
+        if not results:  # others have all of them
+            return Scores(np.zeros(0, np.int32), np.zeros(0, np.float32))
         classes, losses, finite = zip(*results, strict=True)
         if not all(bool(is_finite) for is_finite in finite):
             raise FloatingPointError("the model's outputs are not finite")
-        return Scores(
-            np.concatenate([part.numpy() for part in classes]),
-            np.concatenate([part.numpy() for part in losses]),
-        )
+        return Scores(_joined(classes), _joined(losses))
 
-    def _on_replicas(
-        self, batches: Iterator[tuple[Any, tf.Tensor]]
-    ) -> Iterator[tuple[tf.Tensor, ...]]:
-        while group := list(itertools.islice(batches, self.num_replicas)):
-            # Those for whom nothing is left do the last batch once more.
-            shares = group + group[-1:] * (self.num_replicas - len(group))
-            result = self._step(
-                *(self._distributed(part) for part in zip(*shares, strict=True))
-            )
-            parts = map(self._strategy.experimental_local_results, result)
-            yield from list(zip(*parts, strict=True))[: len(group)]
+    def score_all(
+        self,
+        samples: Samples,
+        labels: np.ndarray,
+        batch_size: int,
+        track: Track,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Which samples are right, and the loss of each, float64.
 
-    def _distributed(self, shares: tuple[Any, ...]) -> Any:
-        return self._strategy.experimental_distribute_values_from_function(
-            lambda context: shares[context.replica_id_in_sync_group]
-        )
+        Every process scores some of the batches, and tells the others.
+
+        Raises:
+            FloatingPointError: If an output is not finite.
+        """
+        processes = engine.in_use().processes()
+        num_batches = -(-samples.num_samples // batch_size)
+        own = sharding.own_range(num_batches, processes.index, processes.count)
+        # To the very end, where a pass of another length is noticed.
+        stop = None if own.stop == num_batches else own.stop
+        batches = itertools.islice(samples.inputs(batch_size), own.start, stop)
+        labels = labels[own.start * batch_size : own.stop * batch_size]
+        scores = self.score(track(batches, own.stop - own.start), labels)
+        correct = processes.gather(scores.classes == labels)
+        return correct, processes.gather(scores.losses).astype(np.float64)
+
+
+def _joined(parts: Iterable[Any]) -> np.ndarray:
+    return np.concatenate([ops.convert_to_numpy(part) for part in parts])
 
 
 def _with_labels(
     batches: Iterable[Any], labels: np.ndarray
-) -> Iterator[tuple[Any, tf.Tensor]]:
+) -> Iterator[tuple[Any, np.ndarray]]:
     start = 0
     for x in batches:
-        stop = start + tf.nest.flatten(x)[0].shape[0]
+        stop = start + keras.tree.flatten(x)[0].shape[0]
         yield x, tf.constant(labels[start:stop], tf.int32)
         start = stop
 
 
-def _predicted(outputs: tf.Tensor, classifier: Classifier) -> tf.Tensor:
+def _predicted(outputs: Any, classifier: Classifier) -> Any:
     """Predicted classes, -1 where several scores are the largest."""
     if classifier.is_binary:
         # Two columns whose order is that of the two probabilities.
         threshold = 0.0 if classifier.from_logits else 0.5
-        outputs = tf.concat([threshold - outputs, outputs - threshold], 1)
-    best = tf.reduce_max(outputs, axis=1, keepdims=True)
-    is_best = tf.equal(outputs, best)
-    is_tie = tf.reduce_sum(tf.cast(is_best, tf.int32), axis=1) > 1
-    classes = tf.argmax(outputs, axis=1, output_type=tf.int32)
-    return tf.where(is_tie, -1, classes)
+        outputs = ops.concatenate([threshold - outputs, outputs - threshold], 1)
+    best = ops.max(outputs, axis=1, keepdims=True)
+    is_best = ops.cast(ops.equal(outputs, best), "int32")
+    is_tie = ops.sum(is_best, axis=1) > 1
+    classes = ops.cast(ops.argmax(outputs, axis=1), "int32")
+    return ops.where(is_tie, -1, classes)
 
 
-def _losses(
-    outputs: tf.Tensor, labels: tf.Tensor, classifier: Classifier
-) -> tf.Tensor:
+def _losses(outputs: Any, labels: Any, classifier: Classifier) -> Any:
     """-log p(label) of each sample, in float32."""
-    values = tf.cast(outputs, tf.float32)
+    values = ops.cast(outputs, "float32")
     if classifier.is_binary:
         opposite = -values if classifier.from_logits else 1 - values
-        values = tf.concat([opposite, values], 1)
+        values = ops.concatenate([opposite, values], 1)
     if not classifier.from_logits:
-        logs = tf.math.log(tf.maximum(values, SMALLEST_PROBABILITY))
+        logs = ops.log(ops.maximum(values, SMALLEST_PROBABILITY))
     elif classifier.is_binary:
-        logs = tf.math.log_sigmoid(values)
+        logs = ops.log_sigmoid(values)
     else:
-        logs = tf.nn.log_softmax(values)
-    losses = -tf.gather(logs, labels, axis=1, batch_dims=1)
-    return tf.minimum(losses, -np.log(SMALLEST_PROBABILITY))
+        logs = ops.log_softmax(values)
+    own = ops.take_along_axis(logs, labels[:, None], axis=1)
+    return ops.minimum(-own[:, 0], -np.log(SMALLEST_PROBABILITY))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cbnn_keras.boosting import Policy
-from cbnn_keras.models import copying, keras_internals
+from cbnn_keras.models import copying, engine, keras_internals
 from cbnn_keras.runs.claims import are_class_names
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Header, Settings
@@ -74,6 +74,7 @@ class Beginning:
         run = self.run
         if run is None:
             plan, header = self._describe(fit, first_epoch)
+            _agree(fit, header)
             run = self._created(fit, header)
         else:
             policy = run.header.settings.policy
@@ -115,6 +116,7 @@ class Beginning:
         if not found.has_begun(self.phase):
             return None
         settings = found.settings_of(self.phase)
+        _check_backend(directory, settings)
         self.adopt(settings)
         if not fit.task.weights.has_own_seed and settings.seed is not None:
             fit.task.weights.set_seed(settings.seed)
@@ -263,6 +265,7 @@ class Beginning:
             task.weights.class_names or [],
             task.classifier.num_classes,
         )
+        name = engine.in_use().NAME
         header = Header(
             method=self.method,
             package_version=__version__,
@@ -282,6 +285,7 @@ class Beginning:
                 seed=task.weights.seed,
                 batch_size=task.weights.batch_size,
                 shuffle=task.weights.shuffle,
+                backend=None if name == "tensorflow" else name,
             ),
             class_names=names if are_class_names(names, num_classes) else None,
         )
@@ -310,6 +314,41 @@ class Beginning:
                 f"will make {known} steps. Leave `total_steps` out."
             )
         return known
+
+
+def _agree(fit: Fit, header: Header) -> None:
+    """Sees to it that all processes are to train the same."""
+    processes, ask = engine.in_use().processes(), "Give each of them "
+    if processes.count == 1:
+        return
+    settings = {k: str(v) for k, v in header.settings.to_json().items()}
+    processes.agree(
+        header.labels.encode(),
+        f"the labels or the first weights. {ask}the same data, all of it.",
+    )
+    processes.agree(
+        str(
+            sorted({**header.to_json(), "settings": settings}.items())
+        ).encode(),
+        f"the model or the settings. {ask}the same script and arguments.",
+    )
+    processes.agree(
+        b"".join(w.tobytes() for w in fit.task.model.get_weights()),
+        "the weights that training begins with. Call "
+        "`keras.utils.set_random_seed` before the model is made.",
+    )
+
+
+def _check_backend(directory: pathlib.Path, settings: Settings) -> None:
+    """Raises a `RunError` for a run of another backend of Keras."""
+    then, now = settings.backend or "tensorflow", engine.in_use().NAME
+    if then != now:
+        raise RunError(
+            f"resume=True: {directory} was trained on Keras' backend {then}, "
+            f"and this is {now}. A run is resumed on its own: set "
+            f"KERAS_BACKEND={then} before Keras is imported, or start in a new "
+            "directory. Its members can be loaded on any."
+        )
 
 
 def _known_as(then: Header, now: Header, fit: Fit) -> Header:

@@ -5,14 +5,12 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from cbnn_keras.data.indexed import Samples, Track
 from cbnn_keras.data.labelled import as_pair
 from cbnn_keras.data.sample_weights import SampleWeights
 from cbnn_keras.data.sources import as_samples
 from cbnn_keras.labels import class_indices
-from cbnn_keras.models import replicas
 from cbnn_keras.models.classifier import Classifier, describe_classifier
 
 _DEFAULT_BATCH_SIZE = 128  # to score a pipeline whose batches are not ours
@@ -93,8 +91,6 @@ def is_loss_scaled(model: keras.Model) -> bool:
 
 
 def _check_training(model: keras.Model) -> None:
-    if replicas.is_distributed(model):
-        _check_strategy(model)
     if getattr(bare_optimizer(model), "use_ema", False):
         raise ValueError(
             "The optimizer has use_ema=True, with which "
@@ -102,38 +98,6 @@ def _check_training(model: keras.Model) -> None:
             "model would be another than the last member. Compile the "
             "model with use_ema=False."
         )
-
-
-def _check_strategy(model: keras.Model) -> None:
-    """What Keras cannot do, before it says so in its own way."""
-    strategy = model.distribute_strategy
-    if not isinstance(strategy, _STRATEGIES):
-        raise ValueError(
-            f"The model was built under {_name(strategy)}, which "
-            "is not supported. Build it under `tf.distribute.MirroredStrategy()"
-            "`, for all GPUs of this machine."
-        )
-    if model.jit_compile and strategy.num_replicas_in_sync > 1:
-        raise ValueError(
-            "The model was compiled with jit_compile=True under "
-            f"{_name(strategy)}, and Keras cannot compile a step with XLA on "
-            "several devices. Leave `jit_compile` out of `compile`."
-        )
-    if model.steps_per_execution > 1:
-        raise ValueError(
-            "The model was compiled with steps_per_execution="
-            f"{model.steps_per_execution} under {_name(strategy)}. Keras fails "
-            "on several steps at once on several devices, and on one of them "
-            "their batches would have old weights. Leave `steps_per_execution` "
-            "out of `compile`."
-        )
-
-
-_STRATEGIES = (tf.distribute.MirroredStrategy, tf.distribute.OneDeviceStrategy)
-
-
-def _name(strategy: tf.distribute.Strategy) -> str:
-    return f"tf.distribute.{type(strategy).__name__}"
 
 
 def _find_samples(weights: SampleWeights, score_data: Any) -> Samples:

@@ -71,7 +71,11 @@ class WeightHolder:
 
     @property
     def sample_weights(self) -> tf.Variable:
-        """n * omega of the pipeline in use, mean 1, shape `(num_samples,)`."""
+        """n * omega of the pipeline in use, mean 1, shape `(num_samples,)`.
+
+        Above 2^24 samples a copy, made when it is first read, which takes 4
+        bytes a sample: what is written to it changes no batch.
+        """
         return self._held_weights().variable
 
     def _hold(self, weights: SampleWeights) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cbnn_keras.data import sharding
@@ -49,6 +49,7 @@ def test_pieces_are_those_of_tensorflow(num_samples, num_replicas):
         np.testing.assert_array_equal(a, b)
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 70), num_replicas=st.integers(1, 9))
 def test_the_mean_of_the_means_is_the_mean_of_the_batch(size, num_replicas):
     index, weight = spread(size, num_replicas)
@@ -64,6 +65,7 @@ def test_the_mean_of_the_means_is_the_mean_of_the_batch(size, num_replicas):
     assert np.mean(means) == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 70), num_replicas=st.integers(1, 9))
 def test_the_sum_of_the_sums_is_the_sum_of_the_batch(size, num_replicas):
     index, weight = spread(size, num_replicas, is_averaged=False)
@@ -72,6 +74,7 @@ def test_the_sum_of_the_sums_is_the_sum_of_the_batch(size, num_replicas):
     np.testing.assert_allclose(total, 1 + np.arange(size), rtol=1e-6)
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 70), num_replicas=st.integers(1, 9))
 def test_nothing_is_repeated_without_need(size, num_replicas):
     index, weight = spread(size, num_replicas)
@@ -95,3 +98,49 @@ def test_spreading_by_hand():
     index, weight = spread(1, 3)
     np.testing.assert_array_equal(index, [0, 0, 0])
     np.testing.assert_allclose(weight, [1, 1, 1])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.integers(1, 40),
+    count=st.integers(1, 4),
+    devices_each=st.integers(1, 3),
+    is_averaged=st.booleans(),
+)
+def test_parts_of_processes_make_the_batch(
+    size, count, devices_each, is_averaged
+):
+    """Each sample counts once, wherever it is, and padding counts nothing."""
+    num_devices = count * devices_each
+    rows, factors = [], []
+    for index in range(count):
+        part = sharding.Part(index, count, num_devices)
+        found = sharding.local_part(
+            tf.constant(size), part, tf.constant(is_averaged)
+        )
+        rows.append(found[0].numpy())
+        factors.append(found[1].numpy())
+    assert len({len(part) for part in rows}) == 1
+    assert len(rows[0]) % devices_each == 0
+    rows, factors = np.concatenate(rows), np.concatenate(factors)
+    # In the order of the batch; what fills up comes last.
+    assert rows[:size].tolist() == list(range(size))
+    assert not factors[size:].any()
+    assert len(rows) - size < num_devices
+    # A mean over all rows of factor * loss is the mean over the samples.
+    losses = np.random.default_rng(size).normal(size=size)
+    weighted = factors * losses[rows]
+    if is_averaged:
+        np.testing.assert_allclose(weighted.mean(), losses.mean(), rtol=1e-5)
+    else:
+        np.testing.assert_allclose(weighted.sum(), losses.sum(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("num", [0, 1, 2, 7, 12])
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_batches_are_shared_out_for_scoring(num, count):
+    ranges = [sharding.own_range(num, i, count) for i in range(count)]
+    found = [i for part in ranges for i in range(num)[part]]
+    assert found == list(range(num))
+    sizes = [part.stop - part.start for part in ranges]
+    assert max(sizes) - min(sizes) <= 1

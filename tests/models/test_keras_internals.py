@@ -169,6 +169,28 @@ def test_keras_history(broken):
         assert found == (layer, position), broken
 
 
+def test_inbound_nodes(broken):
+    one, other = keras.Input((4,)), keras.Input((4,))
+    layer = layers.Dense(4)
+    first = layer(one)
+    total = layers.Add()([layer(first), other])
+    second, last = keras_internals.tensors_before(total)
+    assert last is other, broken
+    assert keras_internals.tensors_before(second) == [first], broken
+    assert keras_internals.tensors_before(first) == [one], broken
+
+
+def test_keras_mask(broken):
+    found = layers.Embedding(3, 2, mask_zero=True)(np.array([[0, 1, 2]]))
+    mask = keras_internals.mask_of(found)
+    assert mask.numpy().tolist() == [[False, True, True]], broken
+    plain = tf.constant([[[1.0], [5.0], [6.0]]])
+    assert keras_internals.mask_of(plain) is None, broken
+    keras_internals.set_mask(plain, tf.constant([[True, True, False]]))
+    mean = layers.GlobalAveragePooling1D()(plain)
+    np.testing.assert_array_equal(mean, [[3.0]], err_msg=broken)
+
+
 def test_outbound_nodes(broken):
     inputs = keras.Input((4,))
     readers = [layers.Dense(3), layers.Dense(2)]
@@ -258,6 +280,7 @@ PRIVATE = {
     "_compile_metrics",
     "_flatten_layers",
     "_functional",
+    "_inbound_nodes",
     "_initial_epoch",
     "_keras_history",
     "_moments",
@@ -295,6 +318,21 @@ def test_private_names_are_in_one_module():
     modules = ["", "backend.common", "models.", "trainers.data_adapters"]
     assert own == sorted(["keras.src." + m for m in modules] + [*PRIVATE])
     assert {path: names for path, names in found.items() if names} == {}
+
+
+def test_variable_init(broken):
+    found = []
+    with keras_internals.watched_variables(lambda *kind: found.append(kind)):
+        layers.Dense(3).build((None, 2))
+        keras.Variable(np.zeros((4, 5), "float64"))
+        keras.Variable(1, dtype="int32")
+    layers.Dense(3).build((None, 7))  # nobody watches
+    assert found == [
+        ((2, 3), "float32"),
+        ((3,), "float32"),
+        ((4, 5), "float64"),
+        ((), "int32"),
+    ], broken
 
 
 def test_initialize_with_initializer(broken):

@@ -432,10 +432,10 @@ def test_manifest_that_is_none(run, content, text):
 
 
 def test_manifest_of_a_later_version(run):
-    change_manifest(run, lambda m: m.update(format_version=6))
+    change_manifest(run, lambda m: m.update(format_version=7))
     with refused(
         run / "manifest.json",
-        r"has format version 6; this cbnn_keras reads up to 5. Upgrade: pip",
+        r"has format version 7; this cbnn_keras reads up to 6. Upgrade: pip",
     ):
         RunDirectory.open(run)
 

@@ -64,7 +64,7 @@ class StopAfter(keras.callbacks.Callback):
         self.current = epoch
 
 
-def test_without_deviation_training_is_bit_identical_to_plain_keras():
+def test_by_default_training_is_bit_identical_to_plain_keras():
     x, y = images()
     plain, boosted = noisy_cnn(), noisy_cnn()
     boosted.set_weights(plain.get_weights())
@@ -76,7 +76,7 @@ def test_without_deviation_training_is_bit_identical_to_plain_keras():
         lambda x, y, weight: (x, y)
     )
     log = plain.fit(unweighted, epochs=4, verbose=0).history
-    cbnn = CBNNCallback.paper(deviation_rate=0, validation_data=(x, y))
+    cbnn = CBNNCallback(validation_data=(x, y))
     train = cbnn.weighted(x, y, batch_size=16, seed=7)
     boosted_log = boosted.fit(train, epochs=4, callbacks=[cbnn], verbose=0)
 

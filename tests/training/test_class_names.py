@@ -97,6 +97,7 @@ def test_exports_give_names_unless_told_others(run, tmp_path):
         ]
 
 
+@pytest.mark.large
 def test_reports_show_names(run, tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("jinja2")

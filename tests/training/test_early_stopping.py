@@ -89,6 +89,7 @@ def test_early_stopping_leaves_several_members():
         (14, [2, 4, 6, 8, 12, 18, 26, 28], 6),
     ],
 )
+@pytest.mark.large
 def test_wherever_it_stops_the_latest_are_kept(
     tmp_path, num_epochs, rounds, num_kept
 ):

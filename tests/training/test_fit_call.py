@@ -130,6 +130,7 @@ def test_validation_has_the_batches_of_training(monkeypatch):
     ]
 
 
+@pytest.mark.large
 def test_validation_data_may_have_names():
     x, y = blobs()
     names, weights = np.array(["b", "c", "a"]), np.arange(50) + 1.0

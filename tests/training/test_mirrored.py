@@ -737,17 +737,29 @@ def test_xla_under_a_strategy_of_one_device():
     assert cbnn.ensemble().evaluate(x, y)["accuracy"] > 0.6
 
 
-def test_another_strategy():
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: tf.distribute.experimental.CentralStorageStrategy(
+                ["CPU:0"]
+            ),
+            r"CentralStorageStrategy.*MirroredStrategy\(\)",
+        ),
+        (
+            # Not begun: that would change the collectives of this process.
+            lambda: object.__new__(tf.distribute.MultiWorkerMirroredStrategy),
+            r"MultiWorkerMirroredStrategy.*KERAS_BACKEND=jax.*several_hosts",
+        ),
+    ],
+)
+def test_another_strategy(make, message):
     x, y = blobs()
     model = network()
-    model._distribute_strategy = (
-        tf.distribute.experimental.CentralStorageStrategy(["CPU:0"])
-    )
+    model._distribute_strategy = make()
     cbnn = CBNNCallback.paper()
     train = cbnn.weighted(x, y, batch_size=12)
-    with pytest.raises(
-        ValueError, match=r"CentralStorageStrategy.*MirroredStrategy\(\)"
-    ):
+    with pytest.raises(ValueError, match=message):
         cbnn.set_model(model)
         cbnn.set_params({"epochs": 1, "steps": 10})
         cbnn.on_train_begin()

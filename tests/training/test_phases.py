@@ -43,7 +43,7 @@ def two_fits(directory, *others, seed=0, cbnn=None, epochs=(2, 3), **options):
     others = [*others, *([[]] * (2 - len(others)))]
     model = network()
     compiled(model, 0.05)
-    options.setdefault("interval", 5)
+    options = {"interval": 5, "largest_ratio": 1.1, **options}
     cbnn = cbnn or CBNNCallback(directory, phases=2, **options)
     train = cbnn.weighted(X, Y, batch_size=20, seed=1)
     logs = [
@@ -122,6 +122,7 @@ def test_the_largest_ratio_is_that_of_all_phases_together():
     ],
     ids=str,
 )
+@pytest.mark.large
 def test_killed_and_resumed_is_the_run_that_never_was(
     uninterrupted, tmp_path, phase, crash
 ):
@@ -138,6 +139,7 @@ def test_killed_and_resumed_is_the_run_that_never_was(
     assert same(resumed.get_weights(), model.get_weights())
 
 
+@pytest.mark.large
 def test_killed_between_two_phases(uninterrupted, tmp_path, capsys):
     directory, _, model, _ = uninterrupted
 
@@ -183,9 +185,10 @@ def test_in_memory_it_is_the_same_run(uninterrupted):
     )
 
 
+@pytest.mark.large
 def test_without_deviation_training_is_that_of_plain_keras():
     """The same weights, bit for bit, from the same batches."""
-    _, model, _ = two_fits(None, deviation_rate=0)
+    _, model, _ = two_fits(None, largest_ratio=1)
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
     plain = network()
@@ -206,7 +209,7 @@ def test_epochs_that_the_user_counts_on_are_those_of_the_run(uninterrupted):
     keras.utils.set_random_seed(0)
     model = network()
     compiled(model, 0.05)
-    cbnn = CBNNCallback(phases=2, interval=5)
+    cbnn = CBNNCallback(phases=2, interval=5, largest_ratio=1.1)
     train = cbnn.weighted(X, Y, batch_size=20, seed=1)
     log = model.fit(train, epochs=2, callbacks=[cbnn], verbose=0)
     model.get_layer("base").trainable = True

@@ -188,6 +188,7 @@ def test_a_schedule_of_the_optimizer_goes_on_over_restarts():
         fit(model=make, restarts=2)
 
 
+@pytest.mark.large
 def test_equal_seeds_give_equal_restarts_and_python_draws_as_before():
     found = []
     for _ in range(2):
@@ -230,7 +231,7 @@ def killable(directory, *others, seed=0, **options):
     keras.utils.set_random_seed(seed)
     x, y = images()
     model = noisy_cnn()
-    cbnn = CBNNCallback(directory, resume=True, **options)
+    cbnn = CBNNCallback(directory, resume=True, largest_ratio=1.1, **options)
     train = cbnn.weighted(x, y, batch_size=16, seed=4)
     model.fit(train, epochs=5, callbacks=[cbnn, *others], verbose=0)
 
@@ -248,6 +249,7 @@ def killable(directory, *others, seed=0, **options):
     ],
     ids=str,
 )
+@pytest.mark.large
 def test_resumed_run_equals_uninterrupted(tmp_path, crash, options):
     """6 steps an epoch; restarts after 10 and 20 of 30."""
     killable(tmp_path / "whole", restarts=3, **options)

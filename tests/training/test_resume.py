@@ -100,6 +100,7 @@ def test_only_the_rest_is_trained_and_initial_epoch_is_left(tmp_path):
     assert model._initial_epoch is None
 
 
+@pytest.mark.large
 def test_a_finished_run_is_left_alone(tmp_path, capsys):
     _, model, _ = fit(tmp_path / "run")
     before = contents(tmp_path / "run")
@@ -343,6 +344,7 @@ def test_random_layers_at_inference_do_not_disturb_a_resumed_run(tmp_path):
 @pytest.mark.parametrize(
     "save", ["savez", pytest.param("save", marks=pytest.mark.large)]
 )
+@pytest.mark.large
 def test_a_full_disk_is_explained_and_nothing_is_lost(
     tmp_path, uninterrupted, save, monkeypatch
 ):

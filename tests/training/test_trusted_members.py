@@ -59,7 +59,7 @@ def test_a_saved_ensemble_is_the_one_that_was_saved(run, tmp_path):
 def test_defaults():
     found = CBNNCallback().boosting
     assert (found.horizon, found.trusted_margin) == (0.05, 0.005)
-    assert (found.largest_ratio, found.deviation_rate) == (1.1, None)
+    assert (found.largest_ratio, found.deviation_rate) == (1.0, None)
     # Members that start anew are worth the same, whichever comes last.
     assert CBNNCallback(restarts=3).boosting.trusted_margin is None
     chosen = CBNNCallback(restarts=3, members="trusted")

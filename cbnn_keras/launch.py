@@ -1,0 +1,189 @@
+"""Several processes on JAX: to join them, and to start them on this machine.
+
+`python -m cbnn_keras.launch --processes 2 train.py` starts a script twice and,
+if one of the processes dies, ends the others and starts all of them again; with
+`resume=True` they go on where the run was. Schedulers do that for several
+machines: see docs/several_hosts.md.
+"""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+_GRACE = 10.0  # seconds between SIGTERM and SIGKILL
+_LOOK_EVERY = 0.2  # seconds
+# What a script would end with again: an error, and wrong arguments, with which
+# Python also says that there is no such script.
+_WOULD_END_SO_AGAIN = (1, 2)
+
+
+def join(heartbeat_seconds: int = 30) -> None:
+    """Joins the processes of a training, before any model is made.
+
+    Reads JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, as
+    `cbnn_keras.launch` sets them; without them the process is alone. Then sets
+    `DataParallel` over all devices, and keeps TensorFlow, which reads the data,
+    off the GPUs.
+
+    Args:
+        heartbeat_seconds: After how long without a sign of life a process
+            counts as dead, and the others end.
+
+    Raises:
+        ValueError: If Keras does not compute with JAX.
+    """
+    import keras
+    import tensorflow as tf
+
+    if keras.backend.backend() != "jax":
+        raise ValueError(
+            "cbnn_keras.launch.join() needs Keras' JAX backend, and this is "
+            f"{keras.backend.backend()!r}. Set KERAS_BACKEND=jax before Keras "
+            "is imported."
+        )
+    import jax
+
+    count = int(os.environ.get("JAX_NUM_PROCESSES", "1"))
+    if count > 1 and not jax.distributed.is_initialized():
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.distributed.initialize(
+            coordinator_address=os.environ["JAX_COORDINATOR_ADDRESS"],
+            num_processes=count,
+            process_id=int(os.environ["JAX_PROCESS_ID"]),
+            heartbeat_timeout_seconds=heartbeat_seconds,
+        )
+    tf.config.set_visible_devices([], "GPU")
+    keras.distribution.set_distribution(
+        keras.distribution.DataParallel(auto_shard_dataset=False)
+    )
+
+
+def supervise(
+    command: Sequence[str], num_processes: int, num_restarts: int
+) -> int:
+    """Runs a command in several processes, all of them or none.
+
+    Args:
+        command: What each of them runs.
+        num_processes: How many.
+        num_restarts: How often all are started again after one has died.
+
+    Returns:
+        The exit code: 0 if all have ended well.
+    """
+    for attempt in range(num_restarts + 1):
+        processes = _start(command, num_processes)
+        try:
+            number = _first_failure(processes)
+        finally:
+            _end(processes)
+        if number is None:
+            return 0
+        code = processes[number].returncode
+        may_restart = code not in _WOULD_END_SO_AGAIN and attempt < num_restarts
+        print(
+            f"cbnn_keras.launch: process {number} of {num_processes} "
+            f"{_described(code)}; all were ended"
+            + (", and are started again." if may_restart else "."),
+            file=sys.stderr,
+            flush=True,
+        )
+        if not may_restart:
+            break
+    return code if code > 0 else 128 - code
+
+
+def _start(
+    command: Sequence[str], num_processes: int
+) -> list[subprocess.Popen[bytes]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": "jax",
+        "JAX_COORDINATOR_ADDRESS": address,
+        "JAX_COORDINATOR_BIND_ADDRESS": address,
+        "JAX_NUM_PROCESSES": str(num_processes),
+    }
+    return [
+        subprocess.Popen(
+            command, env={**environment, "JAX_PROCESS_ID": str(number)}
+        )
+        for number in range(num_processes)
+    ]
+
+
+def _first_failure(processes: list[subprocess.Popen[bytes]]) -> int | None:
+    """Waits until all have ended well, or one has not."""
+    while True:
+        codes = [process.poll() for process in processes]
+        failed = [number for number, code in enumerate(codes) if code]
+        if failed:
+            # First one that was killed: of that the others have their errors.
+            return min(failed, key=lambda number: codes[number] or 0)
+        if all(code == 0 for code in codes):
+            return None
+        time.sleep(_LOOK_EVERY)
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """Ends those that still run: they would wait for the one that died."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + _GRACE
+    for process in processes:
+        try:
+            process.wait(max(deadline - time.monotonic(), 0))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _described(code: int) -> str:
+    if code < 0:
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"ended with exit code {code}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """`python -m cbnn_keras.launch`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cbnn_keras.launch",
+        description="Runs a script in several processes on this machine, on "
+        "Keras' JAX backend; if one dies, all are started again.",
+        epilog="example: python -m cbnn_keras.launch --processes 2 train.py",
+    )
+    parser.add_argument("--processes", type=int, default=2, metavar="N")
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=3,
+        metavar="N",
+        help="how often all are started again (default: 3)",
+    )
+    parser.add_argument("script", help="calls cbnn_keras.launch.join() first")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    parsed = parser.parse_args(arguments)
+    if parsed.processes < 1 or parsed.restarts < 0:
+        parser.error("--processes is at least 1, and --restarts at least 0")
+    command = [sys.executable, parsed.script, *parsed.arguments]
+    # Not without the processes: as an error, it comes past `_end`.
+    previous = signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )
+    try:
+        return supervise(command, parsed.processes, parsed.restarts)
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

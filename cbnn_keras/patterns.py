@@ -1,0 +1,270 @@
+"""The same arithmetic where there are many samples and few first weights.
+
+omega of a sample depends on its first weight and on which members got it right
+alone. So samples that have been right and wrong alike share a pattern: one
+small number each says which, and a table has the omega of every pattern. Sums
+over samples are sums over patterns, each times its count; the counts are
+integers, so that those of several hosts can be added in any order, exactly.
+
+`begin_boosting` chooses between this and a float64 per sample, the arithmetic
+of `boosting.py`, which it is equal to but for the last bits.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbnn_keras.boosting import (
+    Bools,
+    Booster,
+    Floats,
+    Integers,
+    Policy,
+    Stage,
+)
+
+# Up to here a float64 per sample is no burden, and runs keep their last bits.
+LARGE = 2**24
+# More first weights than these are no groups.
+_MOST_GROUPS = 256
+# Samples that are counted at once: what is made on the way stays in the cache.
+_CHUNK = 2**17
+
+Numbers = NDArray[np.unsignedinteger]
+# Gives the sum of an array of counts over all hosts.
+Exchange = Callable[[Integers], Integers]
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedWeights:
+    """omega of many samples with few different values.
+
+    Attributes:
+        groups: The group of each sample, in as few bytes as will do, shape
+            `(num_samples,)`.
+        values: omega of a sample of each group, shape `(num_groups,)`.
+
+    Example:
+
+    >>> groups = np.array([0, 1, 1], np.uint8)
+    >>> GroupedWeights(groups, np.array([0.5, 0.25])).dense()
+    array([0.5 , 0.25, 0.25])
+    """
+
+    groups: Numbers
+    values: Floats
+
+    def dense(self) -> Floats:
+        """omega of each sample, shape `(num_samples,)`."""
+        return self.values[self.groups]
+
+
+class Patterns:
+    """Which samples have been right and wrong alike.
+
+    Args:
+        groups: The number of each sample's first group, shape
+            `(num_samples,)`; those of one host, where there are several.
+        num_patterns: How many groups there are.
+
+    Attributes:
+        numbers: The number of each sample's pattern, in as few bytes as will
+            do, shape `(num_samples,)`. It is changed in place.
+        num_patterns: How many patterns there are.
+
+    Example:
+
+    >>> patterns = Patterns(np.zeros(3, np.uint8), 1)
+    >>> correct = np.array([True, False, True])
+    >>> patterns.histogram(correct)
+    array([[1, 2]])
+    >>> patterns.split(correct, np.array([[1, 2]]))
+    >>> patterns.numbers
+    array([1, 0, 1], dtype=uint8)
+    """
+
+    def __init__(self, groups: Numbers, num_patterns: int) -> None:
+        self.numbers = groups.copy()
+        self.num_patterns = num_patterns
+
+    def histogram(self, correct: Bools) -> Integers:
+        """How many samples of each pattern are wrong and how many right.
+
+        Args:
+            correct: True where a checkpoint is right, shape `(num_samples,)`.
+
+        Returns:
+            Shape `(num_patterns, 2)`.
+        """
+        size = 2 * self.num_patterns
+        counts = np.zeros(size, np.int64)
+        for part in self._chunks():
+            codes = self._codes(correct, part)
+            counts += np.bincount(codes, minlength=size)
+        return counts.reshape(-1, 2)
+
+    def split(self, correct: Bools, histogram: Integers) -> None:
+        """Makes one pattern of the wrong and one of the right of each.
+
+        Args:
+            correct: As it was counted.
+            histogram: The counts of all hosts. What occurs on none gets no
+                number; the others are numbered in the order of the histogram.
+        """
+        occurs = histogram.ravel() > 0
+        self.num_patterns = int(occurs.sum())
+        smallest = np.min_scalar_type(self.num_patterns - 1)
+        dtype = np.promote_types(smallest, self.numbers.dtype)
+        renumbered = np.maximum(np.cumsum(occurs) - 1, 0).astype(dtype)
+        numbers = self.numbers.astype(dtype, copy=False)
+        for part in self._chunks():
+            numbers[part] = renumbered[self._codes(correct, part)]
+        self.numbers = numbers
+
+    def _codes(self, correct: Bools, part: slice) -> NDArray[np.intp]:
+        codes = self.numbers[part].astype(np.intp)
+        codes *= 2
+        codes += correct[part]
+        return codes
+
+    def _chunks(self) -> Iterator[slice]:
+        # A histogram is added once a chunk: none is larger than its chunk.
+        size = max(_CHUNK, 2 * self.num_patterns)
+        return _slices(len(self.numbers), size)
+
+
+class PatternBooster:
+    """`boosting.Booster` for samples of few first weights.
+
+    An update takes a byte a sample and a second for a hundred million of them,
+    as long as there are no more than 256 patterns: 8 rounds of equal first
+    weights. With more rounds it takes two bytes, and then four.
+
+    Args:
+        first: The first round's omega; on several hosts, the samples of this
+            one with the values of all.
+        num_classes: k.
+        policy: How checkpoints vote and what becomes of the weights.
+        exchange: Adds the counts of all hosts; every one has to call `add` in
+            the same round. Defaults to one host.
+
+    Attributes:
+        votes: lambda of each member so far.
+        bound: Product of the normalisers so far.
+
+    Example:
+
+    >>> from cbnn_keras.boosting_policies import Boosting
+    >>> first = GroupedWeights(np.zeros(4, np.uint8), np.array([0.25]))
+    >>> booster = PatternBooster(first, 2, Boosting(deviation_rate=1.0))
+    >>> stage = booster.add(np.array([True, True, True, False]))
+    >>> stage.error, round(stage.vote, 4), round(stage.normaliser, 4)
+    (0.25, 1.0986, 0.5)
+    >>> booster.distribution.round(4)
+    array([0.1667, 0.1667, 0.1667, 0.5   ])
+    """
+
+    def __init__(
+        self,
+        first: GroupedWeights,
+        num_classes: int,
+        policy: Policy,
+        exchange: Exchange = lambda counts: counts,
+    ) -> None:
+        self._patterns = Patterns(first.groups, len(first.values))
+        # Its entries are patterns.
+        self._booster = Booster(first.values, num_classes, policy)
+        self._exchange = exchange
+
+    @property
+    def votes(self) -> list[float]:
+        return self._booster.votes
+
+    @property
+    def bound(self) -> float:
+        return self._booster.bound
+
+    @property
+    def weights(self) -> GroupedWeights:
+        """omega of the round to come; `add` changes its groups in place."""
+        return GroupedWeights(self._patterns.numbers, self._booster.weights)
+
+    @property
+    def distribution(self) -> Floats:
+        """omega of the round to come, a float64 per sample."""
+        return self.weights.dense()
+
+    def may_continue(self) -> bool:
+        """As of `boosting.Booster`."""
+        return self._booster.may_continue()
+
+    def add(self, correct: Bools, *, is_final: bool = False) -> Stage:
+        """As of `boosting.Booster`."""
+        histogram = self._exchange(self._patterns.histogram(correct))
+        patterns, sides = np.nonzero(histogram)
+        finer = self._booster.split(patterns, histogram[patterns, sides])
+        stage = finer.add(sides.astype(bool), is_final=is_final)
+        if stage.is_member:  # what got no vote tells no samples apart
+            self._patterns.split(correct, histogram)
+            self._booster = finer
+        return stage
+
+
+def begin_boosting(
+    distribution: Floats, num_classes: int, policy: Policy
+) -> Booster | PatternBooster:
+    """The state of boosting before the first round.
+
+    Args:
+        distribution: The first round's omega, shape `(num_samples,)`.
+        num_classes: k.
+        policy: How checkpoints vote and what becomes of the weights.
+
+    Returns:
+        A `PatternBooster` for more than `LARGE` samples of few weights.
+    """
+    first = grouped(distribution)
+    if first is None:
+        return Booster(distribution, num_classes, policy)
+    return PatternBooster(first, num_classes, policy)
+
+
+def uniform(num_samples: int) -> Floats:
+    """omega of samples that weigh the same; not to be written to.
+
+    For more than `LARGE` samples it takes the memory of one.
+    """
+    if num_samples <= LARGE:
+        return np.full(num_samples, 1 / num_samples)
+    return np.broadcast_to(np.float64(1 / num_samples), (num_samples,))
+
+
+def grouped(distribution: Floats) -> GroupedWeights | None:
+    """omega as groups, where it is long enough to gain by it.
+
+    Args:
+        distribution: Shape `(num_samples,)`.
+
+    Returns:
+        None for up to `LARGE` samples, or more than 256 different values.
+    """
+    num_samples = len(distribution)
+    if num_samples <= LARGE:
+        return None
+    groups = np.zeros(num_samples, np.uint8)
+    if distribution.strides == (0,):  # `uniform` made it
+        return GroupedWeights(groups, distribution[:1].copy())
+    values = distribution[:1]
+    for part in _slices(num_samples, _CHUNK):
+        values = np.union1d(values, distribution[part])
+        if len(values) > _MOST_GROUPS:
+            return None
+    for part in _slices(num_samples, _CHUNK):
+        groups[part] = np.searchsorted(values, distribution[part])
+    return GroupedWeights(groups, values)
+
+
+def _slices(length: int, size: int) -> Iterator[slice]:
+    return (slice(i, i + size) for i in range(0, length, size))

@@ -1,0 +1,122 @@
+"""Several processes that train one model, and what they tell each other.
+
+Each of them runs the same script, and comes to the same exchanges in the same
+order. `Alone` is a process that is the only one, so that nobody has to ask.
+"""
+
+import abc
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+
+class OtherProcessError(RuntimeError):
+    """Another process has failed, and all of them end with its error."""
+
+
+class Processes(abc.ABC):
+    """The processes of a training.
+
+    Attributes:
+        index: Which of them this is, from 0. The first one writes.
+        count: How many there are.
+        num_devices: How many devices they have together.
+    """
+
+    index: int = 0
+    count: int = 1
+    num_devices: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.index == 0
+
+    @abc.abstractmethod
+    def _exchange(self, message: bytes, *, has_failed: bool) -> list[bytes]:
+        """Gives what all processes said, in their order, in this exchange.
+
+        Raises:
+            OtherProcessError: If one of the others had failed by then.
+        """
+
+    def exchange(self, message: bytes) -> list[bytes]:
+        """What all processes say, in their order."""
+        return self._exchange(message, has_failed=False)
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        """Arrays of all processes, one behind the other; booleans as bits."""
+        is_bits = array.dtype == bool
+        content = np.packbits(array) if is_bits else array
+        head = np.array([len(array)], np.int64).tobytes()
+        parts = []
+        for message in self.exchange(head + content.tobytes()):
+            [size] = np.frombuffer(message[:8], np.int64)
+            found = np.frombuffer(message[8:], content.dtype)
+            if is_bits:
+                found = np.unpackbits(found, count=int(size)).astype(bool)
+            parts.append(found)
+        return np.concatenate(parts)
+
+    def broadcast(self, message: bytes) -> bytes:
+        """What the first process says."""
+        return self.exchange(message if self.is_first else b"")[0]
+
+    def first_only(self, call: Callable[[], bytes]) -> bytes:
+        """Has the first process call a function, and gives all the result."""
+        with self.together():
+            result = call() if self.is_first else b""
+        return self.broadcast(result)
+
+    def agree(self, content: bytes, what: str) -> None:
+        """Raises a `ValueError`, in all processes, if they differ.
+
+        Args:
+            content: What has to be equal.
+            what: What to call it, and what to do.
+        """
+        found = self.exchange(hashlib.sha256(content).digest())
+        others = [
+            str(i) for i, digest in enumerate(found) if digest != found[0]
+        ]
+        if others:
+            error = ValueError(
+                f"Process {', '.join(others)} of {self.count} differs from "
+                f"process 0 in {what}"
+            )
+            _mark_as_told(error)  # all of them know
+            raise error
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What all processes do; an error of one is raised by all."""
+        try:
+            yield
+        except OtherProcessError:
+            raise  # they know
+        except Exception as error:
+            if not getattr(error, "_is_told", False):
+                _mark_as_told(error)
+                # In the exchange that the others are in or come to next.
+                self._exchange(str(error).encode(), has_failed=True)
+            raise
+        else:
+            self.exchange(b"")
+
+
+def _mark_as_told(error: Exception) -> None:
+    error._is_told = True  # type: ignore[attr-defined]
+
+
+class Alone(Processes):
+    """A process that is the only one."""
+
+    def _exchange(self, message: bytes, *, has_failed: bool) -> list[bytes]:
+        return [message]
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def agree(self, content: bytes, what: str) -> None:
+        pass

@@ -1,0 +1,160 @@
+"""Trains in as many processes and devices as the environment says.
+
+`python process_worker.py DIRECTORY [OPTIONS AS JSON]`. The first process leaves
+DIRECTORY/result.npz beside the run in DIRECTORY/run; a process that is told to
+die does so once.
+"""
+
+import json
+import os
+import pathlib
+import signal
+import sys
+
+import keras
+import numpy as np
+
+from cbnn_keras import CBNNCallback
+from cbnn_keras.launch import join
+from cbnn_keras.support import files
+
+NUMBER = int(os.environ.get("JAX_PROCESS_ID", "0"))
+OPTIONS = {
+    "float64": False,  # and without BatchNorm and dropout
+    "joins": True,  # or a plain process
+    "averages": True,
+    "restarts": None,
+    "augments": False,
+    "resumes": False,
+    "wrong_labels": None,  # the number of a process that has others
+    "dies": None,  # (number of the process, step) or (number, "save")
+}
+
+
+def data():
+    generator = np.random.default_rng(0)
+    # 93 = 4 * 20 + 13: the last batch divides by neither 2 nor 3.
+    x = generator.normal(size=(93, 4)).astype("float32")
+    y = (x[:, 0] + x[:, 1] > 0) + (x[:, 2] > 0.5).astype(int)
+    return x, y
+
+
+def network(*, is_plain):
+    keras.utils.set_random_seed(3)
+    between = (
+        []
+        if is_plain
+        else [
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.2),
+        ]
+    )
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(8, activation="tanh"),
+            *between,
+            keras.layers.Dense(3, activation="softmax"),
+        ]
+    )
+    model.compile(
+        keras.optimizers.SGD(0.2, momentum=0.9),
+        "sparse_categorical_crossentropy",
+    )
+    return model
+
+
+class Die(keras.callbacks.Callback):
+    """Kills a process, once, at a step or within a save."""
+
+    def __init__(self, directory, number, when):
+        super().__init__()
+        self.mark = directory / "has_died"
+        self.number = number
+        self.when = when
+        self.num_steps = 0
+        if when == "save" and number == NUMBER:
+            self._kill_in_a_save()
+
+    def _kill_in_a_save(self):
+        write, count = files.write_new, iter(range(1000))
+
+        def dying(*args, **options):
+            result = write(*args, **options)
+            if next(count) == 2:
+                self._die()
+            return result
+
+        files.write_new = dying
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.num_steps += 1
+        if self.number == NUMBER and self.when == self.num_steps:
+            self._die()
+
+    def _die(self):
+        if not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def shifted(x, seed):
+    import tensorflow as tf
+
+    return x + 0.1 * tf.random.stateless_normal([4], seed)
+
+
+def main(directory, options):
+    options = {**OPTIONS, **options}
+    if options["float64"]:
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+        keras.config.set_floatx("float64")
+    if options["joins"]:
+        join(heartbeat_seconds=10)
+    x, y = data()
+    if options["float64"]:
+        x = x.astype("float64")
+    if options["wrong_labels"] == NUMBER:
+        y = y[::-1].copy()
+    cbnn = CBNNCallback(
+        directory / "run",
+        num_checkpoints=None if options["restarts"] else 3,
+        restarts=options["restarts"],
+        average=options["averages"],
+        members="all",
+        largest_ratio=1.5,
+        resume=options["resumes"],
+        validation_data=(x[:30], y[:30]),
+    )
+    train = cbnn.weighted(
+        x,
+        y,
+        batch_size=20,
+        seed=1,
+        augment=shifted if options["augments"] else None,
+    )
+    model = network(is_plain=options["float64"])
+    others = [] if not options["dies"] else [Die(directory, *options["dies"])]
+    history = model.fit(train, epochs=4, callbacks=[cbnn, *others], verbose=0)
+    if NUMBER == 0:
+        np.savez(
+            directory / "result.npz",
+            *[
+                v.addressable_data(0)
+                for v in (v.value for v in model.variables)
+            ],
+            votes=[record["vote"] for record in cbnn.history],
+            weights=cbnn.sample_weights.numpy(),
+            accuracy=history.history.get("val_ensemble_accuracy", []),
+            all_steps=[record["step"] for record in cbnn.history],
+        )
+    print(NUMBER, [record["error"] for record in cbnn.history])
+
+
+if __name__ == "__main__":
+    main(
+        pathlib.Path(sys.argv[1]),
+        json.loads(sys.argv[2]) if len(sys.argv) > 2 else {},
+    )

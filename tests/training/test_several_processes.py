@@ -1,0 +1,174 @@
+"""One training in several processes on JAX, killed and started again.
+
+What takes minutes is asked for by CBNN_ALL_PROCESSES=1.
+"""
+
+import functools
+import hashlib
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import pytest
+
+from cbnn_keras import CheckpointEnsemble
+
+HERE = pathlib.Path(__file__).parent
+pytestmark = [
+    pytest.mark.large,
+    pytest.mark.skipif(
+        importlib.util.find_spec("jax") is None, reason="jax is not installed"
+    ),
+]
+needs_time = pytest.mark.skipif(
+    not os.environ.get("CBNN_ALL_PROCESSES"),
+    reason="CBNN_ALL_PROCESSES is not set",
+)
+
+
+@pytest.fixture(scope="module")
+def train():
+    """Trains by process_worker.py, the same only once."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield functools.cache(functools.partial(_train, pathlib.Path(folder)))
+
+
+def _train(
+    folder,
+    *,
+    processes=1,
+    devices=1,
+    restarts=0,
+    options="{}",
+    directory=None,
+):
+    directory = directory or pathlib.Path(tempfile.mkdtemp(dir=folder))
+    launcher = ["-m", "cbnn_keras.launch", "--processes", str(processes)]
+    launcher += ["--restarts", str(restarts)]
+    done = subprocess.run(
+        [
+            sys.executable,
+            *(launcher if processes > 1 else []),
+            str(HERE / "process_worker.py"),
+            str(directory),
+            options,
+        ],
+        env={
+            **os.environ,
+            "KERAS_BACKEND": "jax",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+        },
+        capture_output=True,
+        text=True,
+        timeout=1500,
+    )
+    return directory, done
+
+
+def result(trained):
+    directory, done = trained
+    assert done.returncode == 0, done.stderr[-4000:]
+    return np.load(directory / "result.npz")
+
+
+def assert_same(one, other, *, tolerance):
+    """Votes, weights and accuracy exactly, variables nearly."""
+    assert len(one["votes"]) == 3
+    for name in ("votes", "weights", "accuracy", "all_steps"):
+        assert np.array_equal(one[name], other[name]), name
+    for name in one.files:
+        if name.startswith("arr_"):
+            np.testing.assert_allclose(
+                one[name], other[name], rtol=0, atol=tolerance
+            )
+
+
+def content(directory):
+    run = directory / "run"
+    return {
+        str(path.relative_to(run)): hashlib.sha256(
+            path.read_bytes()
+        ).hexdigest()
+        for path in run.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("num", [2, pytest.param(3, marks=needs_time)])
+def test_processes_are_devices_of_one(train, num):
+    """Though the last batch of 13 does not divide."""
+    several, one = train(processes=num), train(devices=num)
+    assert_same(result(several), result(one), tolerance=1e-6)
+    loaded = CheckpointEnsemble.load(several[0] / "run")
+    assert len(loaded) == 3
+
+
+@needs_time
+def test_float64_is_as_one_plain_process(train):
+    several = train(processes=2, options=json.dumps({"float64": True}))
+    plain = train(options=json.dumps({"float64": True, "joins": False}))
+    assert_same(result(several), result(plain), tolerance=1e-4)
+
+
+@needs_time
+def test_restarts_and_augmentation(train):
+    options = json.dumps({"restarts": 2, "augments": True})
+    several, one = (
+        result(train(processes=2, options=options)),
+        result(train(devices=2, options=options)),
+    )
+    for name in ("votes", "weights"):
+        assert np.array_equal(one[name], several[name]), name
+
+
+@pytest.mark.parametrize(
+    "dies",
+    [
+        pytest.param([1, 7], id="mid-epoch"),
+        pytest.param([0, 2], id="first epoch", marks=needs_time),
+        pytest.param([1, 3], id="other, first epoch", marks=needs_time),
+        pytest.param([0, 12], id="first, mid-epoch", marks=needs_time),
+        pytest.param([0, "save"], id="first, in a save", marks=needs_time),
+        pytest.param([1, "save"], id="other, in a save", marks=needs_time),
+    ],
+)
+def test_killed_and_started_again_by_the_supervisor(train, dies):
+    whole = train(processes=2)
+    options = json.dumps({"resumes": True, "dies": dies})
+    killed = train(processes=2, restarts=2, options=options)
+    assert (killed[0] / "has_died").exists()
+    lines = [line for line in killed[1].stderr.splitlines() if "launch" in line]
+    assert lines == [
+        f"cbnn_keras.launch: process {dies[0]} of 2 was ended by SIGKILL; all "
+        "were ended, and are started again."
+    ]
+    result(killed)
+    assert content(killed[0]) == content(whole[0])
+
+
+@needs_time
+def test_a_finished_run_is_opened_again(train, tmp_path):
+    whole, _ = train(processes=2)
+    before = content(whole)
+    again = _train(
+        tmp_path,
+        processes=2,
+        options=json.dumps({"resumes": True}),
+        directory=whole,
+    )
+    found = result(again)
+    assert len(found["votes"]) == 3 and not len(found["accuracy"])
+    assert content(whole) == before
+
+
+def test_an_error_of_one_ends_all_before_a_directory_is_made(train):
+    options = json.dumps({"wrong_labels": 1})
+    directory, done = train(processes=2, options=options)
+    assert done.returncode == 1
+    assert "Process 1 of 2 differs from process 0 in the labels" in done.stderr
+    assert not (directory / "run").exists()
