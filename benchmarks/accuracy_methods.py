@@ -92,10 +92,19 @@ def voted(
         checkpoints = [dataclasses.replace(c, vote=1.0) for c in checkpoints]
     members = [c for c in checkpoints if c.vote]
     views: list[View] = [getattr(c, kind) for c in members]
-    is_trusted = [True] * len(views)
-    if policy.trusted_margin is not None:
-        errors = [v.train_error for v in views]
-        is_trusted = boosting.trusted(errors, policy.trusted_margin)
+    rules = [
+        (policy.trusted_margin, [v.train_error for v in views]),
+        (policy.trusted_class_margin, [v.class_error for v in views]),
+    ]
+    is_trusted = np.all(
+        [
+            boosting.trusted(errors, margin)
+            for margin, errors in rules
+            if margin is not None
+        ]
+        or [[True] * len(views)],
+        axis=0,
+    )
     chosen = [
         (v, c.vote)
         for v, c, yes in zip(views, members, is_trusted, strict=True)
@@ -202,12 +211,13 @@ def policy_of(
     num: int,
     margin: float | None,
     ratio: float = DEFAULT_RATIO,
+    class_margin: float | None = None,
 ) -> Boosting:
     """That of `CBNNCallback(largest_ratio=ratio)` with so many checkpoints."""
     error = Boosting().expected_error
     num_classes = setting.data.num_classes
     rate = boosting.rate_of_ratio(ratio, num, error, num_classes)
-    return Boosting(rate, error, margin)
+    return Boosting(rate, error, margin, None, class_margin)
 
 
 def _paper(

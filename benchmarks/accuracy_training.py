@@ -53,6 +53,7 @@ class View:
     Attributes:
         likelihood: The mean of -log p(label) over the training samples.
         train_error: The share of training samples that is wrong.
+        class_error: The same of each class, averaged over the classes.
         val: Probabilities of the validation samples.
         test: Probabilities of the test samples.
         other_view: The same for the other view of them, if there is one.
@@ -61,6 +62,7 @@ class View:
 
     likelihood: float
     train_error: float
+    class_error: float
     val: np.ndarray
     test: np.ndarray
     other_view: np.ndarray | None
@@ -200,6 +202,7 @@ def view(
         return View(
             metrics.negative_log_likelihood(found, loop.labels),
             1 - float(correct.mean()),
+            metrics.class_error(correct, loop.labels, np.ones(len(correct))),
             loop.predict(data.val[0]),
             loop.predict(data.test[0]),
             None if data.other_view is None else loop.predict(data.other_view),

@@ -272,6 +272,8 @@ class Policy(Protocol):
         trusted_margin: Which members vote, see `trusted`; None for all.
         trusted_ratio: The same in runs of format 3, which asked for the
             likelihood of the training set instead of the error.
+        trusted_class_margin: The same by the error averaged over classes. A
+            member votes if each that is not None trusts it.
     """
 
     has_bound: ClassVar[bool]
@@ -284,6 +286,9 @@ class Policy(Protocol):
 
     @property
     def trusted_ratio(self) -> float | None: ...
+
+    @property
+    def trusted_class_margin(self) -> float | None: ...
 
     def vote(
         self, error: float, num_classes: int, smallest_weight: float

@@ -28,12 +28,14 @@ class Boosting:
         trusted_margin: Which members vote, see `boosting.trusted`; None for
             all, as in the paper.
         trusted_ratio: The same by likelihood, in runs of format 3.
+        trusted_class_margin: The same by the error averaged over classes.
     """
 
     deviation_rate: float = 0.01
     expected_error: float = 0.05
     trusted_margin: float | None = None
     trusted_ratio: float | None = None
+    trusted_class_margin: float | None = None
     has_bound: ClassVar[bool] = True
 
     def vote(
@@ -68,6 +70,7 @@ class BoostingFromFirst:
     deviation_rate: float
     trusted_margin: ClassVar[None] = None
     trusted_ratio: ClassVar[None] = None
+    trusted_class_margin: ClassVar[None] = None
     has_bound: ClassVar[bool] = False
 
     def vote(
@@ -91,6 +94,7 @@ class EqualVotes:
     deviation_rate: ClassVar[float] = 0.0
     trusted_margin: ClassVar[None] = None
     trusted_ratio: ClassVar[None] = None
+    trusted_class_margin: ClassVar[None] = None
     has_bound: ClassVar[bool] = False
 
     def vote(

@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 # The least probability in a logarithm, as in Keras' losses of probabilities.
 SMALLEST_PROBABILITY = 1e-7
+_CHUNK = 2**20  # samples that are counted at once
 
 
 def predicted_classes(probabilities: ArrayLike) -> NDArray[np.int64]:
@@ -164,6 +165,40 @@ def strictly_right(
     of_label = columns[rows, labels]
     columns[rows, labels] = -np.inf
     return np.asarray(of_label > columns.max(axis=1))
+
+
+def class_error(
+    correct: NDArray[np.bool_],
+    labels: NDArray[np.integer],
+    weights: NDArray[np.float64],
+) -> float:
+    """The share that is wrong of a class, averaged over the classes.
+
+    One minus the balanced accuracy: a class of ten samples counts as much as
+    one of ten thousand. Classes without samples do not count.
+
+    Args:
+        correct: Which samples are right, shape `(num_samples,)`.
+        labels: Class indices, same shape.
+        weights: What each sample weighs, same shape, not all 0.
+
+    Example:
+
+    >>> correct = np.array([True, True, True, False])
+    >>> class_error(correct, np.array([0, 0, 1, 1]), np.full(4, 0.25))
+    0.25
+    >>> class_error(correct, np.array([0, 0, 0, 1]), np.full(4, 0.25))
+    0.5
+    """
+    num_classes = int(labels.max()) + 1
+    of_class, wrong = np.zeros((2, num_classes))
+    for start in range(0, len(labels), _CHUNK):  # for the sake of memory
+        part = slice(start, start + _CHUNK)
+        share = weights[part]
+        for sums, of in ((of_class, share), (wrong, share * ~correct[part])):
+            sums += np.bincount(labels[part], of, num_classes)
+    is_there = of_class > 0
+    return float(np.mean(wrong[is_there] / of_class[is_there]))
 
 
 def negative_log_likelihood(
