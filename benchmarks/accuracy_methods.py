@@ -176,7 +176,8 @@ def _script(
     The callback changes nothing in training by default, so that one run is
     that of both. (`tests/training/test_callback.py` compares bits.)
     """
-    policy = policy_of(setting, NUM_CHECKPOINTS, TRUSTED_MARGIN)
+    margin = TRUSTED_MARGIN
+    policy = policy_of(setting, NUM_CHECKPOINTS, margin, class_margin=margin)
     if policy.deviation_rate:
         raise ValueError("By default training is another: it needs its own run")
     added = f"CBNN, {name}"

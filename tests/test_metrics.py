@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, log_loss
+from sklearn.metrics import accuracy_score, log_loss, recall_score
 from strategies import ensembles
 
 from cbnn_keras import boosting, metrics
@@ -301,3 +301,24 @@ def test_accuracy_of_ties(probabilities, label, expected):
 
 
 # --- Greedy forward selection ---
+
+
+@settings(max_examples=50)
+@given(st.integers(1, 200), st.integers(0, 2**32 - 1), st.sampled_from([7, 64]))
+def test_class_error_is_one_minus_the_mean_recall(num, seed, chunk):
+    """Of scikit-learn, over the classes that there are."""
+    generator = np.random.default_rng(seed)
+    labels = generator.choice(6, num, p=[0.6, 0.2, 0.1, 0.05, 0.05, 0])
+    predicted = np.where(generator.random(num) < 0.6, labels, labels[::-1])
+    weights = generator.random(num) + 0.1
+    expected = 1 - recall_score(
+        labels,
+        predicted,
+        labels=np.unique(labels),
+        average="macro",
+        sample_weight=weights,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "_CHUNK", chunk)
+        found = metrics.class_error(predicted == labels, labels, weights)
+    assert found == pytest.approx(expected, abs=1e-12)

@@ -93,6 +93,9 @@ class OneNetwork(Predictor):
             negative_log_likelihood=metrics.negative_log_likelihood(
                 found, data.labels
             ),
+            class_error=metrics.class_error(
+                correct, data.labels, run.first_distribution
+            ),
             **dataclasses.asdict(run.replay().add(correct, is_final=True)),
         )
         run.add_round(record, correct, model)

@@ -143,6 +143,9 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         likelihood = record.negative_log_likelihood
         if likelihood is not None and not 0 <= likelihood <= _LARGEST_LOSS:
             yield f"the likelihood of the round of step {record.step}"
+        of_classes = record.class_error
+        if of_classes is not None and not 0 <= of_classes <= 1 + 1e-6:
+            yield f"the class error of the round of step {record.step}"
         if (record.vote > 0) != record.is_member or record.vote < 0:
             yield (
                 f"the vote of step {record.step}: those of members are "
@@ -161,6 +164,11 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
     policy = header.settings.policy
     if not 0 <= (policy.trusted_margin or 0) <= 1:
         yield f"trusted_margin is {policy.trusted_margin}"
+    if policy.trusted_class_margin is not None:
+        if not 0 <= policy.trusted_class_margin <= 1:
+            yield f"trusted_class_margin is {policy.trusted_class_margin}"
+        if any(record.class_error is None for record in rounds):
+            yield "trusted_class_margin, but rounds without a class error"
     if not 1 <= (policy.trusted_ratio or 1) < math.inf:
         yield f"trusted_ratio is {policy.trusted_ratio}"
     yield from _wrong_phases(manifest)

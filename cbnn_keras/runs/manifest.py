@@ -5,9 +5,9 @@ The dataclasses are the schema, and the only one: they are written to
 types of their fields. Their text is that of `manifest_json`, and whether they
 can be true is asked in `claims`.
 
-Format 6 differs from format 5 in the calibration of a run, and format 5 from
-format 4 in the phases of a run of several fits; a run without is still written
-in the format before.
+Format 6 differs from format 5 in the calibration of a run and in members that
+are trusted by the error of each class, and format 5 from format 4 in the phases
+of a run of several fits; a run without is still written in the format before.
 Format 4 differs from format 3 in the votes that an ensemble was saved with.
 Format 3 differs from format 2 in the checksum that the manifest has of itself.
 Format 2 differs from format 1 in the settings of methods that do not boost as
@@ -118,10 +118,11 @@ _POLICY_SETTINGS = (
     "expected_error",
     "trusted_margin",
     "trusted_ratio",
+    "trusted_class_margin",
     "equal_votes",
     "updates_from_first",
 )
-_OPTIONAL = ("trusted_margin", "trusted_ratio")
+_OPTIONAL = ("trusted_margin", "trusted_ratio", "trusted_class_margin")
 
 
 def _policy_from_json(content: Json) -> Policy:
@@ -193,11 +194,15 @@ class Round(Stage):
         epoch: The epoch it fell into, from 0.
         negative_log_likelihood: The mean of -log p(label) over the training
             set, by the first distribution; None in runs of format 1 and 2.
+        class_error: The share of a class that is wrong, by the first
+            distribution, averaged over the classes; None in runs of earlier
+            versions.
     """
 
     step: int
     epoch: int
     negative_log_likelihood: float | None = None
+    class_error: float | None = None
 
     def to_json(self) -> Json:
         return {"step": self.step, "epoch": self.epoch, **vars(self)}

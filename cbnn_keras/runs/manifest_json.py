@@ -17,9 +17,9 @@ from cbnn_keras.support.faults import RunError, shortened
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 6
-# What is new in a format; without it, earlier versions of the package read what
-# is written.
-_NEW_IN = {6: "calibration", 5: "phases"}
+# What is new in a format, among all or among the settings; without it, earlier
+# versions of the package read what is written.
+_NEW_IN = {6: {"calibration", "trusted_class_margin"}, 5: {"phases"}}
 _WITHOUT_ANY = 4
 _FIRST_WITH_CHECKSUM = 3
 _CHECKSUM = "sha256"
@@ -35,10 +35,11 @@ def write(directory: pathlib.Path, content: Json) -> None:
         content: What to write; parts of it may be objects with a `to_json`, or
             with the attributes to write.
     """
-    needed = (number for number, name in _NEW_IN.items() if name in content)
-    version = next(needed, _WITHOUT_ANY)
-    parts = {"format_version": version, **content}
-    parts = json.loads(json.dumps(parts, allow_nan=False, default=_as_json))
+    text = json.dumps(content, allow_nan=False, default=_as_json)
+    parts = json.loads(text)
+    names = {*parts, *parts["settings"]}
+    needed = (number for number, new in _NEW_IN.items() if new & names)
+    parts = {"format_version": next(needed, _WITHOUT_ANY), **parts}
     parts[_CHECKSUM] = checksum(parts)
     text = json.dumps(parts, indent=1, allow_nan=False)
     files.replace_bytes(directory / MANIFEST, f"{text}\n".encode())

@@ -81,16 +81,25 @@ class Run(abc.ABC):
         steps, policy = self.members, self.header.settings.policy
         if self.chosen_votes is not None or not steps:
             return list(steps)
+        rules = []
         if policy.trusted_margin is not None:
             errors = self.training_errors(steps)
-            is_trusted = boosting.trusted(errors, policy.trusted_margin)
-        elif policy.trusted_ratio is not None:
-            found = [self.round_at(s).negative_log_likelihood for s in steps]
-            known = [0.0 if value is None else value for value in found]
-            is_trusted = boosting.trusted(known, ratio=policy.trusted_ratio)
-        else:
-            return list(steps)
-        return [s for s, yes in zip(steps, is_trusted, strict=True) if yes]
+            rules.append(boosting.trusted(errors, policy.trusted_margin))
+        if policy.trusted_class_margin is not None:
+            errors = self._noted("class_error", steps)
+            rules.append(boosting.trusted(errors, policy.trusted_class_margin))
+        if policy.trusted_ratio is not None:
+            losses = self._noted("negative_log_likelihood", steps)
+            rules.append(boosting.trusted(losses, ratio=policy.trusted_ratio))
+        return [
+            step
+            for position, step in enumerate(steps)
+            if all(is_trusted[position] for is_trusted in rules)
+        ]
+
+    def _noted(self, name: str, steps: Iterable[int]) -> list[float]:
+        """What the rounds of these steps say; 0 where they say nothing."""
+        return [getattr(self.round_at(step), name) or 0.0 for step in steps]
 
     def vote(self, step: int) -> float:
         """The vote of a member: as chosen, or lambda of its round."""

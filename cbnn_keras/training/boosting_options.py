@@ -17,7 +17,8 @@ from cbnn_keras.support import arguments
 
 # The horizon of an averaged member, as a share of its cycle or of the run.
 DEFAULT_HORIZON = 0.05
-# How far above the last member's a training error may be to be trusted.
+# How far above the last member's a training error may be to be trusted, over
+# all samples and averaged over the classes.
 TRUSTED_MARGIN = 0.005
 # Training as it is without: no larger ratio was better on held-out data.
 DEFAULT_RATIO = 1.0
@@ -35,6 +36,8 @@ class BoostingOptions:
             as it is.
         trusted_margin: Which members vote, see `boosting.trusted`.
         trusted_ratio: The same in a run of format 3.
+        trusted_class_margin: The same by the error averaged over classes; None
+            in runs of earlier versions.
         left_open: Which of `"rate"`, `"average"` and `"members"` the user has
             said nothing of.
     """
@@ -45,6 +48,7 @@ class BoostingOptions:
     horizon: float | None
     trusted_margin: float | None
     trusted_ratio: float | None
+    trusted_class_margin: float | None
     left_open: frozenset[str]
 
     @classmethod
@@ -89,6 +93,7 @@ class BoostingOptions:
             _checked_horizon(owner, True if average is None else average),
             _trusted_margin(owner, members),
             None,
+            _trusted_margin(owner, members),
             frozenset(name for name, is_given in given.items() if not is_given),
         )
 
@@ -107,16 +112,17 @@ class BoostingOptions:
         if "average" in self.left_open:
             horizon = settings.own.get("average")
             found = dataclasses.replace(found, horizon=horizon)
-        margin, ratio = policy.trusted_margin, policy.trusted_ratio
-        if "members" in self.left_open:
-            found = dataclasses.replace(
-                found, trusted_margin=margin, trusted_ratio=ratio
-            )
-        elif self.trusted_margin is not None and ratio is not None:
-            # "trusted" as it was meant when the run began.
-            found = dataclasses.replace(
-                found, trusted_margin=None, trusted_ratio=ratio
-            )
+        rules = {
+            "trusted_margin": policy.trusted_margin,
+            "trusted_ratio": policy.trusted_ratio,
+            "trusted_class_margin": policy.trusted_class_margin,
+        }
+        # "trusted" is as it was meant when the run began.
+        is_meant = self.trusted_margin is not None and any(
+            rule is not None for rule in rules.values()
+        )
+        if is_meant or "members" in self.left_open:
+            found = dataclasses.replace(found, **rules)
         return found
 
     def policy(self, num_checkpoints: int, num_classes: int) -> Boosting:
@@ -130,7 +136,11 @@ class BoostingOptions:
                 num_classes,
             )
         return Boosting(
-            rate, self.expected_error, self.trusted_margin, self.trusted_ratio
+            rate,
+            self.expected_error,
+            self.trusted_margin,
+            self.trusted_ratio,
+            self.trusted_class_margin,
         )
 
 

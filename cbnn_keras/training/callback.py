@@ -83,8 +83,9 @@ class CBNNCallback(CheckpointCallback):
             True, the default, stands for 0.05.
         members: Which members vote unless asked otherwise: `"all"`, as in the
             paper and the default with `restarts`, or `"trusted"`, the default
-            without: those whose training error is at most half a point above
-            that of the last one (see `boosting.trusted`).
+            without: those whose training error, over all samples and averaged
+            over the classes, is at most half a point above that of the last
+            one (see `boosting.trusted`).
         restarts: K, from 2: the run becomes K cycles, and the model starts anew
             in each. For runs that are several times longer than the model
             needs to fit its training set; in shorter ones it does harm.

@@ -9,7 +9,7 @@ import warnings
 
 import numpy as np
 
-from cbnn_keras import boosting
+from cbnn_keras import boosting, metrics
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
 from cbnn_keras.models import engine, replicas
 from cbnn_keras.models import state as training_state
@@ -110,11 +110,13 @@ class Rounds:
             correct, losses = self._score(step, epoch)
             stage = self._booster.add(correct, is_final=is_final)
             self._agree(step)
+            first = weights.first_distribution
             record = Round(
                 step=step,
                 epoch=epoch,
-                negative_log_likelihood=float(
-                    self._task.weights.first_distribution @ losses
+                negative_log_likelihood=float(first @ losses),
+                class_error=metrics.class_error(
+                    correct, self._task.labels, first
                 ),
                 **dataclasses.asdict(stage),
             )

@@ -1,4 +1,4 @@
-"""Makes `format_1/`, `format_2/` or `format_3/` anew: runs of older versions.
+"""Makes `format_1/` to `format_4/` anew: runs of older versions.
 
     python tests/runs/make_old_formats.py FORMAT [DIRECTORY]
 
@@ -17,6 +17,7 @@ VERSIONS = {
     "1": ("3303cfd", "cbnn", "swa", "ssb-reconstruction"),
     "2": ("5a9e2eb", "cbnn"),
     "3": ("50af58a", "cbnn", "cbnn-trusted"),
+    "4": ("143d91d", "cbnn-trusted", "cbnn-defaults"),
 }
 HERE = pathlib.Path(__file__).resolve().parent
 

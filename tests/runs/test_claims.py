@@ -104,6 +104,18 @@ def in_round(number, **changes):
             "trusted_margin is -0.1",
         ),
         (
+            lambda m: m["settings"].update(trusted_class_margin=1.5),
+            "trusted_class_margin is 1.5",
+        ),
+        (
+            lambda m: (
+                m["settings"].update(trusted_class_margin=0.1),
+                in_round(0, class_error=None)(m),
+            ),
+            "trusted_class_margin, but rounds without a class error",
+        ),
+        (in_round(1, class_error=1.1), "the class error of the round of step"),
+        (
             lambda m: m["settings"].update(trusted_ratio=0.5),
             "trusted_ratio is 0.5",
         ),

@@ -1,4 +1,4 @@
-"""The training behind `format_1/` to `format_3/`, in any version.
+"""The training behind `format_1/` to `format_4/`, in any version.
 
     python training_of_old_formats.py DIRECTORY METHOD...
 
@@ -24,6 +24,9 @@ METHODS = {
     # What it leaves open is as it was in the version that began the run.
     "cbnn-trusted": lambda directory, **options: CBNNCallback(
         directory, num_checkpoints=3, members="trusted", **options
+    ),
+    "cbnn-defaults": lambda directory, **options: CBNNCallback(
+        directory, num_checkpoints=3, **options
     ),
     "swa": lambda directory, **options: StochasticWeightAveraging(
         directory, num_checkpoints=3, first_part=0.25, **options

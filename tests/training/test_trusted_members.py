@@ -1,11 +1,17 @@
 """Which members vote: all, as in the paper, or those that are trusted."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
-from helpers import blobs, dense_model, trained
+from helpers import blobs, dense_model, header, round_at, trained
+from sklearn.metrics import balanced_accuracy_score
 
-from cbnn_keras import CBNNCallback, CheckpointEnsemble, RunError
+from cbnn_keras import CBNNCallback, CheckpointEnsemble, RunError, metrics
+from cbnn_keras.boosting_policies import Boosting
+from cbnn_keras.runs.manifest import Settings
+from cbnn_keras.runs.run import MemoryRun
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +45,51 @@ def test_members_of_a_higher_training_error_do_not_vote(run):
     ]
 
 
+def test_a_member_that_is_weak_in_a_rare_class_does_not_vote():
+    """One of a hundred is 0.01 of the error, and a half of a class of two."""
+    y = np.array([0] * 198 + [1] * 2)
+    for wrong, expected in (((0,), [4, 8]), ((198,), [8])):
+        model = dense_model()
+        run = MemoryRun(
+            header(
+                model,
+                num_samples=200,
+                settings=Settings(
+                    Boosting(trusted_margin=0.005, trusted_class_margin=0.005)
+                ),
+            )
+        )
+        for step, mistakes in ((4, wrong), (8, ())):
+            correct = ~np.isin(np.arange(200), mistakes)
+            found = metrics.class_error(correct, y, np.full(200, 1 / 200))
+            run.add_round(
+                dataclasses.replace(round_at(step, 1.0), class_error=found),
+                correct,
+                model,
+            )
+        assert run.voters == expected
+        assert len(CheckpointEnsemble(run, model)) == len(expected)
+
+
+def test_what_a_round_says_of_classes_is_that_of_its_member():
+    """Against the members themselves, with weights that are not equal."""
+    x, y = blobs()
+    y = np.where(y == 2, np.arange(len(y)) % 2, y)
+    y[:4] = 2  # a rare class
+    given = 1.0 + np.arange(len(y)) % 3
+    cbnn = CBNNCallback(num_checkpoints=3)
+    train = cbnn.weighted(x, y, batch_size=20, seed=1, sample_weight=given)
+    dense_model().fit(train, epochs=4, callbacks=[cbnn], verbose=0)
+    everyone = cbnn.ensemble("all")
+    for record, found in zip(
+        cbnn.history, everyone.member_probabilities(x, verbose=0), strict=True
+    ):
+        expected = 1 - balanced_accuracy_score(
+            y, found.argmax(axis=1), sample_weight=given
+        )
+        assert record["class_error"] == pytest.approx(expected)
+
+
 def test_a_saved_ensemble_is_the_one_that_was_saved(run, tmp_path):
     """All members were asked for: they vote in the copy, too."""
     directory, cbnn, x, _ = run
@@ -59,6 +110,7 @@ def test_a_saved_ensemble_is_the_one_that_was_saved(run, tmp_path):
 def test_defaults():
     found = CBNNCallback().boosting
     assert (found.horizon, found.trusted_margin) == (0.05, 0.005)
+    assert found.trusted_class_margin == 0.005
     assert (found.largest_ratio, found.deviation_rate) == (1.0, None)
     # Members that start anew are worth the same, whichever comes last.
     assert CBNNCallback(restarts=3).boosting.trusted_margin is None
@@ -111,6 +163,7 @@ def test_the_paper_lets_all_vote_as_they_are(run):
     cbnn, model, _, _ = trained(num_checkpoints=3)
     paper = CBNNCallback.paper(num_checkpoints=3).boosting
     assert (paper.horizon, paper.trusted_margin) == (None, None)
+    assert paper.trusted_class_margin is None
     assert paper.deviation_rate == 0.01
     assert len(cbnn.ensemble()) == 3
     np.testing.assert_array_equal(
