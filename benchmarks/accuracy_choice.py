@@ -29,18 +29,23 @@ from accuracy_training import Course
 
 from cbnn_keras import metrics, schedules
 from cbnn_keras.analysis.calibration import fit_temperature, scale
-from cbnn_keras.training.boosting_options import TRUSTED_MARGIN
+from cbnn_keras.trust import ALL, Trust
 
 CHOICE = RESULTS.with_name("choice.jsonl")
 RATIOS = (1.0, 1.1, 1.3)
 IMBALANCED_RATIOS = (*RATIOS, 2.0)
-MARGINS = {"the last": 0.0, "margin 0.02": 0.02, "all": None}
+OF_ERROR = Trust(margin=0.005)
+RULES = {
+    "the last": Trust(margin=0.0),
+    "margin 0.02": Trust(margin=0.02),
+    "all": ALL,
+}
 KEEPS = (0.0, 0.3, 0.6)
 # By the error of all samples, and by that averaged over classes.
-CLASS_MARGINS = {
-    "error margin": (TRUSTED_MARGIN, None),
-    "class margin": (None, TRUSTED_MARGIN),
-    "both margins": (TRUSTED_MARGIN, TRUSTED_MARGIN),
+OF_CLASSES = {
+    "error margin": OF_ERROR,
+    "class margin": Trust(class_margin=0.005),
+    "both margins": Trust(margin=0.005, class_margin=0.005),
 }
 
 
@@ -53,13 +58,13 @@ def ratios(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
         if script == "plain":
             rate = functools.partial(_constant, value=setting.rate)
         for ratio in tested:
-            policy = policy_of(setting, NUM_CHECKPOINTS, TRUSTED_MARGIN, ratio)
+            policy = policy_of(setting, NUM_CHECKPOINTS, OF_ERROR, ratio)
             horizon = setting.horizon(setting.total_steps)
             course = Course(setting.checkpoints, rate, policy, horizon)
             found = setting.train(course)
             yield script, f"ratio {ratio}", setting, voted(found, policy)
-            for name, margin in MARGINS.items() if ratio == 1 else ():
-                rule = policy_of(setting, NUM_CHECKPOINTS, margin, ratio)
+            for name, trust in RULES.items() if ratio == 1 else ():
+                rule = policy_of(setting, NUM_CHECKPOINTS, trust, ratio)
                 yield script, name, setting, voted(found, rule)
     if budget != "short":
         setting = _setting(cell, budget, "restarts=3", seed)
@@ -75,15 +80,13 @@ def classes(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
         rate: Callable[[int], float] = setting.cosine([setting.total_steps])
         if script == "plain":
             rate = functools.partial(_constant, value=setting.rate)
-        policy = policy_of(setting, NUM_CHECKPOINTS, None)
+        policy = policy_of(setting, NUM_CHECKPOINTS, ALL)
         horizon = setting.horizon(setting.total_steps)
         found = setting.train(
             Course(setting.checkpoints, rate, policy, horizon)
         )
-        for name, (margin, of_classes) in CLASS_MARGINS.items():
-            rule = policy_of(
-                setting, NUM_CHECKPOINTS, margin, class_margin=of_classes
-            )
+        for name, trust in OF_CLASSES.items():
+            rule = policy_of(setting, NUM_CHECKPOINTS, trust)
             yield script, name, setting, voted(found, rule)
 
 
@@ -116,7 +119,7 @@ def _constant(step: int, value: float) -> float:
 def _restarted(
     setting: Setting, num: int, ratio: float, keep: float
 ) -> Outcome:
-    policy = policy_of(setting, num, None, ratio)
+    policy = policy_of(setting, num, ALL, ratio)
     ends = schedules.restart_steps(setting.total_steps, num)
     horizon = setting.horizon(ends[0])
     course = Course(ends, setting.cosine(ends), policy, horizon, keep)

@@ -25,8 +25,9 @@ from cbnn_keras.boosting_policies import Boosting, EqualVotes
 from cbnn_keras.training.boosting_options import (
     DEFAULT_HORIZON,
     DEFAULT_RATIO,
-    TRUSTED_MARGIN,
+    DEFAULT_TRUST,
 )
+from cbnn_keras.trust import ALL, Trust
 
 NUM_CHECKPOINTS = 6
 PAPER = Boosting()
@@ -92,18 +93,10 @@ def voted(
         checkpoints = [dataclasses.replace(c, vote=1.0) for c in checkpoints]
     members = [c for c in checkpoints if c.vote]
     views: list[View] = [getattr(c, kind) for c in members]
-    rules = [
-        (policy.trusted_margin, [v.train_error for v in views]),
-        (policy.trusted_class_margin, [v.class_error for v in views]),
-    ]
-    is_trusted = np.all(
-        [
-            boosting.trusted(errors, margin)
-            for margin, errors in rules
-            if margin is not None
-        ]
-        or [[True] * len(views)],
-        axis=0,
+    is_trusted = policy.trust.voters(
+        [v.train_error for v in views],
+        [v.class_error for v in views],
+        [v.likelihood for v in views],
     )
     chosen = [
         (v, c.vote)
@@ -176,8 +169,7 @@ def _script(
     The callback changes nothing in training by default, so that one run is
     that of both. (`tests/training/test_callback.py` compares bits.)
     """
-    margin = TRUSTED_MARGIN
-    policy = policy_of(setting, NUM_CHECKPOINTS, margin, class_margin=margin)
+    policy = policy_of(setting, NUM_CHECKPOINTS, DEFAULT_TRUST)
     if policy.deviation_rate:
         raise ValueError("By default training is another: it needs its own run")
     added = f"CBNN, {name}"
@@ -210,15 +202,14 @@ def cosine(setting: Setting) -> dict[str, Outcome]:
 def policy_of(
     setting: Setting,
     num: int,
-    margin: float | None,
+    trust: Trust,
     ratio: float = DEFAULT_RATIO,
-    class_margin: float | None = None,
 ) -> Boosting:
     """That of `CBNNCallback(largest_ratio=ratio)` with so many checkpoints."""
     error = Boosting().expected_error
     num_classes = setting.data.num_classes
     rate = boosting.rate_of_ratio(ratio, num, error, num_classes)
-    return Boosting(rate, error, margin, None, class_margin)
+    return Boosting(rate, error, trust)
 
 
 def _paper(
@@ -241,7 +232,7 @@ def paper_cosine(setting: Setting) -> dict[str, Outcome]:
 
 
 def _restarts(setting: Setting, num: int) -> dict[str, Outcome]:
-    policy = policy_of(setting, num, None)
+    policy = policy_of(setting, num, ALL)
     ends = schedules.restart_steps(setting.total_steps, num)
     name = f"restarts={num}"
     curves = Curves(setting, {name: policy})

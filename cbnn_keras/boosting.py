@@ -28,6 +28,7 @@ from cbnn_keras.metrics import (  # noqa: F401
 from cbnn_keras.metrics import (  # noqa: F401
     weighted_mean as combine_probabilities,
 )
+from cbnn_keras.trust import Trust
 
 # Whose reciprocal is a number: a vote is finite.
 _SMALLEST_ERROR = float(np.finfo(np.float64).tiny)
@@ -188,31 +189,6 @@ def is_within_budget(
     return deviation_rate * (reserved_vote + sum(votes)) < 1
 
 
-def trusted(
-    errors: Sequence[float], margin: float = 0.0, ratio: float = 1.0
-) -> list[bool]:
-    """Which members are good enough to vote beside the last one.
-
-    lambda hardly tells a weak early member from a strong late one where there
-    are many classes: log(k - 1) dominates it. A member is trusted if its
-    training error is at most `ratio` times that of the last member and
-    `margin` more; the last one always is.
-
-    Args:
-        errors: What each member gets wrong of the training set, in order.
-        margin: At least 0.
-        ratio: At least 1.
-
-    Example:
-
-    >>> trusted([0.31, 0.08, 0.044, 0.04], margin=0.005)
-    [False, False, True, True]
-    """
-    # Sums of weights are rounded: their last digits must not decide.
-    limit = ratio * errors[-1] + margin + 1e-12
-    return [error <= limit for error in errors]
-
-
 def rate_of_ratio(
     largest_ratio: float, num_checkpoints: int, expected_error: float, k: int
 ) -> float:
@@ -269,11 +245,7 @@ class Policy(Protocol):
     Attributes:
         has_bound: Whether theorem 1 speaks of the method.
         deviation_rate: eta; 0 for a method that leaves the weights alone.
-        trusted_margin: Which members vote, see `trusted`; None for all.
-        trusted_ratio: The same in runs of format 3, which asked for the
-            likelihood of the training set instead of the error.
-        trusted_class_margin: The same by the error averaged over classes. A
-            member votes if each that is not None trusts it.
+        trust: Which members vote.
     """
 
     has_bound: ClassVar[bool]
@@ -282,13 +254,7 @@ class Policy(Protocol):
     def deviation_rate(self) -> float: ...
 
     @property
-    def trusted_margin(self) -> float | None: ...
-
-    @property
-    def trusted_ratio(self) -> float | None: ...
-
-    @property
-    def trusted_class_margin(self) -> float | None: ...
+    def trust(self) -> Trust: ...
 
     def vote(
         self, error: float, num_classes: int, smallest_weight: float

@@ -16,6 +16,7 @@ from cbnn_keras.boosting import (
     stage_vote,
     update_weights,
 )
+from cbnn_keras.trust import ALL, Trust
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,17 +26,12 @@ class Boosting:
     Attributes:
         deviation_rate: eta.
         expected_error: The error expected of the final model; gives lambda_0.
-        trusted_margin: Which members vote, see `boosting.trusted`; None for
-            all, as in the paper.
-        trusted_ratio: The same by likelihood, in runs of format 3.
-        trusted_class_margin: The same by the error averaged over classes.
+        trust: Which members vote; all, as in the paper, by default.
     """
 
     deviation_rate: float = 0.01
     expected_error: float = 0.05
-    trusted_margin: float | None = None
-    trusted_ratio: float | None = None
-    trusted_class_margin: float | None = None
+    trust: Trust = ALL
     has_bound: ClassVar[bool] = True
 
     def vote(
@@ -68,9 +64,7 @@ class BoostingFromFirst:
     """
 
     deviation_rate: float
-    trusted_margin: ClassVar[None] = None
-    trusted_ratio: ClassVar[None] = None
-    trusted_class_margin: ClassVar[None] = None
+    trust: ClassVar[Trust] = ALL
     has_bound: ClassVar[bool] = False
 
     def vote(
@@ -92,9 +86,7 @@ class EqualVotes:
     """No boosting: every checkpoint has a vote of 1, and weights stay."""
 
     deviation_rate: ClassVar[float] = 0.0
-    trusted_margin: ClassVar[None] = None
-    trusted_ratio: ClassVar[None] = None
-    trusted_class_margin: ClassVar[None] = None
+    trust: ClassVar[Trust] = ALL
     has_bound: ClassVar[bool] = False
 
     def vote(

@@ -799,24 +799,6 @@ def test_perfect_where_it_weighs_changes_nothing_at_any_rate():
     np.testing.assert_array_equal(updated, weights)
 
 
-def test_trusted_members_are_near_the_last_one():
-    assert boosting.trusted([0.09, 0.05, 0.04], 0.01) == [False, True, True]
-    assert boosting.trusted([0.3, 0.9], 0.01) == [True, True]
-    assert boosting.trusted([0.1, 0.0], 0.01) == [False, True]
-    # Three of a thousand more, as sums of weights round them.
-    assert boosting.trusted([0.1 + 0.2, 0.295], 0.005) == [True, True]
-    # By likelihood, in runs of format 3.
-    assert boosting.trusted([1.0, 0.5, 0.4], ratio=1.25) == [False, True, True]
-    assert boosting.trusted([0.1, 0.0], ratio=1.25) == [False, True]
-
-
-@given(
-    st.lists(st.floats(0, 16), min_size=1), st.floats(0, 1), st.floats(1, 10)
-)
-def test_the_last_member_is_always_trusted(errors, margin, ratio):
-    assert boosting.trusted(errors, margin, ratio)[-1]
-
-
 def test_rate_of_a_ratio_gives_just_that_ratio():
     """One sample that all checkpoints get wrong, at the expected error."""
     num_samples, k, error = 20, 4, 0.05

@@ -17,6 +17,7 @@ LEVELS = [
     {
         "version",
         "metrics",
+        "trust",
         "boosting",
         "boosting_policies",
         "patterns",

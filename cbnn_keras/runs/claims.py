@@ -161,22 +161,26 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
                 "that gave a member"
             )
     yield from _wrong_votes(manifest)
-    policy = header.settings.policy
-    if not 0 <= (policy.trusted_margin or 0) <= 1:
-        yield f"trusted_margin is {policy.trusted_margin}"
-    if policy.trusted_class_margin is not None:
-        if not 0 <= policy.trusted_class_margin <= 1:
-            yield f"trusted_class_margin is {policy.trusted_class_margin}"
-        if any(record.class_error is None for record in rounds):
-            yield "trusted_class_margin, but rounds without a class error"
-    if not 1 <= (policy.trusted_ratio or 1) < math.inf:
-        yield f"trusted_ratio is {policy.trusted_ratio}"
+    yield from _wrong_trust(manifest)
     yield from _wrong_phases(manifest)
     yield from _wrong_calibration(manifest)
     state = manifest.state
     if state is not None:
         if min(state.step, state.epoch) < 0 or manifest.is_finished:
             yield "state of a finished run, or with a negative number"
+
+
+def _wrong_trust(manifest: Manifest) -> Iterator[str]:
+    trust = manifest.header.settings.policy.trust
+    if not 0 <= (trust.margin or 0) <= 1:
+        yield f"trusted_margin is {trust.margin}"
+    if not 0 <= (trust.class_margin or 0) <= 1:
+        yield f"trusted_class_margin is {trust.class_margin}"
+    if not 1 <= (trust.ratio or 1) < math.inf:
+        yield f"trusted_ratio is {trust.ratio}"
+    if trust.class_margin is not None:
+        if any(record.class_error is None for record in manifest.rounds):
+            yield "trusted_class_margin, but rounds without a class error"
 
 
 def _wrong_phases(manifest: Manifest) -> Iterator[str]:

@@ -31,6 +31,7 @@ from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.console import printable
 from cbnn_keras.support.faults import RunError
 from cbnn_keras.support.files import Fingerprint
+from cbnn_keras.trust import Trust
 
 MODEL = "model.keras"
 OWN_DISTRIBUTION = "base.npy"
@@ -74,7 +75,8 @@ class Settings:
             "updates_from_first": isinstance(self.policy, BoostingFromFirst),
         }
         marks = {name: True for name, is_set in marks.items() if is_set}
-        policy = {k: v for k, v in vars(self.policy).items() if v is not None}
+        policy = _policy_to_json(self.policy)
+        policy = {k: v for k, v in policy.items() if v is not None}
         return {**given, **policy, **marks, **self.own}
 
     @classmethod
@@ -91,8 +93,8 @@ class Settings:
         policy = _policy_from_json(content)
         wrong += [
             f"settings.{name}"
-            for name, value in vars(policy).items()
-            if not (_fits(value, float) or name in _OPTIONAL and value is None)
+            for name, value in _policy_to_json(policy).items()
+            if not (_fits(value, float) or name in _TRUST and value is None)
         ]
         known = {*_COMMON_SETTINGS, *_POLICY_SETTINGS}
         own = {k: v for k, v in content.items() if k not in known}
@@ -113,16 +115,28 @@ _COMMON_SETTINGS = {
     for name, kind in typing.get_type_hints(Settings).items()
     if name not in ("policy", "own")
 }
+# The rules of trust, by their names in the file.
+_TRUST = {
+    "trusted_margin": "margin",
+    "trusted_ratio": "ratio",
+    "trusted_class_margin": "class_margin",
+}
 _POLICY_SETTINGS = (
     "deviation_rate",
     "expected_error",
-    "trusted_margin",
-    "trusted_ratio",
-    "trusted_class_margin",
+    *_TRUST,
     "equal_votes",
     "updates_from_first",
 )
-_OPTIONAL = ("trusted_margin", "trusted_ratio", "trusted_class_margin")
+
+
+def _policy_to_json(policy: Policy) -> Json:
+    """The numbers of a policy, side by side; None where it has none."""
+    numbers = {k: v for k, v in vars(policy).items() if k != "trust"}
+    if "trust" in vars(policy):
+        rules = {k: getattr(policy.trust, v) for k, v in _TRUST.items()}
+        numbers.update(rules)
+    return numbers
 
 
 def _policy_from_json(content: Json) -> Policy:
@@ -132,7 +146,8 @@ def _policy_from_json(content: Json) -> Policy:
     if content.get("updates_from_first"):
         return BoostingFromFirst(rate)
     error: Any = content.get("expected_error")
-    return Boosting(rate, error, *(content.get(name) for name in _OPTIONAL))
+    rules = {rule: content.get(name) for name, rule in _TRUST.items()}
+    return Boosting(rate, error, Trust(**rules))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ from cbnn_keras.runs.manifest import (
     State,
 )
 from cbnn_keras.support.aliases import Json
+from cbnn_keras.trust import ALL
 
 # What a method saves to be resumed, by names of its own.
 MethodState = dict[str, np.ndarray]
@@ -78,28 +79,16 @@ class Run(abc.ABC):
     @property
     def voters(self) -> list[int]:
         """The steps of the members that vote unless all are asked for."""
-        steps, policy = self.members, self.header.settings.policy
-        if self.chosen_votes is not None or not steps:
+        steps, trust = self.members, self.header.settings.policy.trust
+        if self.chosen_votes is not None or trust == ALL or not steps:
             return list(steps)
-        rules = []
-        if policy.trusted_margin is not None:
-            errors = self.training_errors(steps)
-            rules.append(boosting.trusted(errors, policy.trusted_margin))
-        if policy.trusted_class_margin is not None:
-            errors = self._noted("class_error", steps)
-            rules.append(boosting.trusted(errors, policy.trusted_class_margin))
-        if policy.trusted_ratio is not None:
-            losses = self._noted("negative_log_likelihood", steps)
-            rules.append(boosting.trusted(losses, ratio=policy.trusted_ratio))
-        return [
-            step
-            for position, step in enumerate(steps)
-            if all(is_trusted[position] for is_trusted in rules)
-        ]
-
-    def _noted(self, name: str, steps: Iterable[int]) -> list[float]:
-        """What the rounds of these steps say; 0 where they say nothing."""
-        return [getattr(self.round_at(step), name) or 0.0 for step in steps]
+        rounds = [self.round_at(step) for step in steps]
+        is_trusted = trust.voters(
+            self.training_errors(steps),
+            [record.class_error or 0.0 for record in rounds],
+            [record.negative_log_likelihood or 0.0 for record in rounds],
+        )
+        return [s for s, yes in zip(steps, is_trusted, strict=True) if yes]
 
     def vote(self, step: int) -> float:
         """The vote of a member: as chosen, or lambda of its round."""

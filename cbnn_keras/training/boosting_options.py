@@ -14,12 +14,12 @@ from cbnn_keras import boosting
 from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.support import arguments
+from cbnn_keras.trust import ALL, Trust
 
 # The horizon of an averaged member, as a share of its cycle or of the run.
 DEFAULT_HORIZON = 0.05
-# How far above the last member's a training error may be to be trusted, over
-# all samples and averaged over the classes.
-TRUSTED_MARGIN = 0.005
+# Half a point of training error, over all samples and averaged over classes.
+DEFAULT_TRUST = Trust(margin=0.005, class_margin=0.005)
 # Training as it is without: no larger ratio was better on held-out data.
 DEFAULT_RATIO = 1.0
 
@@ -34,10 +34,7 @@ class BoostingOptions:
         expected_error: The error expected of the final model.
         horizon: Of averaged members, as a share of the run; None for the model
             as it is.
-        trusted_margin: Which members vote, see `boosting.trusted`.
-        trusted_ratio: The same in a run of format 3.
-        trusted_class_margin: The same by the error averaged over classes; None
-            in runs of earlier versions.
+        trust: Which members vote.
         left_open: Which of `"rate"`, `"average"` and `"members"` the user has
             said nothing of.
     """
@@ -46,9 +43,7 @@ class BoostingOptions:
     largest_ratio: float | None
     expected_error: float
     horizon: float | None
-    trusted_margin: float | None
-    trusted_ratio: float | None
-    trusted_class_margin: float | None
+    trust: Trust
     left_open: frozenset[str]
 
     @classmethod
@@ -91,9 +86,7 @@ class BoostingOptions:
                 "classes; the default is 0.05",
             ),
             _checked_horizon(owner, True if average is None else average),
-            _trusted_margin(owner, members),
-            None,
-            _trusted_margin(owner, members),
+            _checked_trust(owner, members),
             frozenset(name for name, is_given in given.items() if not is_given),
         )
 
@@ -112,17 +105,10 @@ class BoostingOptions:
         if "average" in self.left_open:
             horizon = settings.own.get("average")
             found = dataclasses.replace(found, horizon=horizon)
-        rules = {
-            "trusted_margin": policy.trusted_margin,
-            "trusted_ratio": policy.trusted_ratio,
-            "trusted_class_margin": policy.trusted_class_margin,
-        }
         # "trusted" is as it was meant when the run began.
-        is_meant = self.trusted_margin is not None and any(
-            rule is not None for rule in rules.values()
-        )
+        is_meant = ALL not in (self.trust, policy.trust)
         if is_meant or "members" in self.left_open:
-            found = dataclasses.replace(found, **rules)
+            found = dataclasses.replace(found, trust=policy.trust)
         return found
 
     def policy(self, num_checkpoints: int, num_classes: int) -> Boosting:
@@ -135,13 +121,7 @@ class BoostingOptions:
                 self.expected_error,
                 num_classes,
             )
-        return Boosting(
-            rate,
-            self.expected_error,
-            self.trusted_margin,
-            self.trusted_ratio,
-            self.trusted_class_margin,
-        )
+        return Boosting(rate, self.expected_error, self.trust)
 
 
 def _checked_rate(owner: str, rate: Any) -> float | None:
@@ -183,9 +163,9 @@ def _checked_horizon(owner: str, average: Any) -> float | None:
     )
 
 
-def _trusted_margin(owner: str, members: Any) -> float | None:
+def _checked_trust(owner: str, members: Any) -> Trust:
     if members not in ("trusted", "all"):
         raise ValueError(
             f"{owner}(members={members!r}): must be 'trusted' or 'all'."
         )
-    return TRUSTED_MARGIN if members == "trusted" else None
+    return DEFAULT_TRUST if members == "trusted" else ALL

@@ -85,7 +85,7 @@ class CBNNCallback(CheckpointCallback):
             paper and the default with `restarts`, or `"trusted"`, the default
             without: those whose training error, over all samples and averaged
             over the classes, is at most half a point above that of the last
-            one (see `boosting.trusted`).
+            one (see `trust.Trust`).
         restarts: K, from 2: the run becomes K cycles, and the model starts anew
             in each. For runs that are several times longer than the model
             needs to fit its training set; in shorter ones it does harm.

@@ -29,6 +29,7 @@ from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.commands import cli, demo
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Settings
+from cbnn_keras.trust import Trust
 from cbnn_keras.version import __version__
 
 
@@ -93,7 +94,7 @@ def test_inspect_marks_what_is_no_member(tmp_path, capsys):
 
 
 def test_inspect_shows_the_votes_that_count(tmp_path, capsys):
-    margin = Settings(Boosting(trusted_margin=0.0))
+    margin = Settings(Boosting(trust=Trust(margin=0.0)))
     run = scored_run(tmp_path / "run", settings=margin)
     assert cli.main(["inspect", str(run.path)]) == 0
     printed = capsys.readouterr().out

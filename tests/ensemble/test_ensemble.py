@@ -30,6 +30,7 @@ from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.runs.run import MemoryRun
 from cbnn_keras.support.faults import RunError
+from cbnn_keras.trust import Trust
 
 X, Y = blobs()
 OTHER_X, OTHER_Y = blobs(60, seed=0)[0] + np.float32(0.3), blobs(60)[1]
@@ -622,7 +623,7 @@ def test_selection_by_likelihood_asks_members_that_were_not_trusted():
     model = keras.Sequential(
         [keras.Input((1,)), keras.layers.Dense(1, "sigmoid")]
     )
-    settings = Settings(Boosting(trusted_margin=0.0))
+    settings = Settings(Boosting(trust=Trust(margin=0.0)))
     changes = {"num_classes": 2, "is_binary": True, "num_samples": 10}
     run = MemoryRun(header(model, settings=settings, **changes))
     for step, slope in ((4, 50.0), (8, 0.0)):

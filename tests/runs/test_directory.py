@@ -148,6 +148,7 @@ def test_content_of_the_manifest(pristine):
             "step",
             "epoch",
             "negative_log_likelihood",
+            "class_error",
             "error",
             "vote",
             "normaliser",

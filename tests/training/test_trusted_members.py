@@ -12,6 +12,7 @@ from cbnn_keras import CBNNCallback, CheckpointEnsemble, RunError, metrics
 from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.runs.run import MemoryRun
+from cbnn_keras.trust import ALL, Trust
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +55,7 @@ def test_a_member_that_is_weak_in_a_rare_class_does_not_vote():
             header(
                 model,
                 num_samples=200,
-                settings=Settings(
-                    Boosting(trusted_margin=0.005, trusted_class_margin=0.005)
-                ),
+                settings=Settings(Boosting(trust=Trust(0.005, 0.005))),
             )
         )
         for step, mistakes in ((4, wrong), (8, ())):
@@ -109,13 +108,12 @@ def test_a_saved_ensemble_is_the_one_that_was_saved(run, tmp_path):
 
 def test_defaults():
     found = CBNNCallback().boosting
-    assert (found.horizon, found.trusted_margin) == (0.05, 0.005)
-    assert found.trusted_class_margin == 0.005
+    assert (found.horizon, found.trust) == (0.05, Trust(0.005, 0.005))
     assert (found.largest_ratio, found.deviation_rate) == (1.0, None)
     # Members that start anew are worth the same, whichever comes last.
-    assert CBNNCallback(restarts=3).boosting.trusted_margin is None
+    assert CBNNCallback(restarts=3).boosting.trust == ALL
     chosen = CBNNCallback(restarts=3, members="trusted")
-    assert chosen.boosting.trusted_margin == 0.005
+    assert chosen.boosting.trust == found.trust
 
 
 def test_what_is_left_open_is_as_the_run_began(tmp_path):
@@ -140,7 +138,7 @@ def test_what_is_left_open_is_as_the_run_began(tmp_path):
         fit(2, deviation_rate=0.02, average=False, members="all")
     cbnn = fit(5, resume=True)
     policy = cbnn.run.header.settings.policy
-    assert (policy.deviation_rate, policy.trusted_margin) == (0.02, None)
+    assert (policy.deviation_rate, policy.trust) == (0.02, ALL)
     assert "average" not in cbnn.run.header.settings.own
     with pytest.raises(RunError, match="average was None and is 0.05"):
         fit(5, resume=True, average=True)
@@ -162,8 +160,7 @@ def test_the_paper_lets_all_vote_as_they_are(run):
     directory, _, x, y = run
     cbnn, model, _, _ = trained(num_checkpoints=3)
     paper = CBNNCallback.paper(num_checkpoints=3).boosting
-    assert (paper.horizon, paper.trusted_margin) == (None, None)
-    assert paper.trusted_class_margin is None
+    assert (paper.horizon, paper.trust) == (None, ALL)
     assert paper.deviation_rate == 0.01
     assert len(cbnn.ensemble()) == 3
     np.testing.assert_array_equal(
