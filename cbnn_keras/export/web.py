@@ -15,7 +15,7 @@ from cbnn_keras.export.options import ServingOptions
 from cbnn_keras.export.placing import Artefact
 from cbnn_keras.export.web_options import PageOptions
 from cbnn_keras.support import extras
-from cbnn_keras.support.aliases import Json
+from cbnn_keras.support.aliases import Json, Keywords
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.support.faults import RunError
 from cbnn_keras.support.files import fingerprint, write_new
@@ -118,7 +118,7 @@ def export_web(
     return artefact
 
 
-def _options(given: dict[str, Any]) -> tuple[PageOptions, ServingOptions]:
+def _options(given: Keywords) -> tuple[PageOptions, ServingOptions]:
     if "outputs" in given:
         raise TypeError(
             "export_web has no option 'outputs': a page needs "
