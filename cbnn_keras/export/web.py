@@ -1,6 +1,7 @@
 """An ensemble -> a directory that any web server can serve."""
 
 import dataclasses
+import difflib
 import os
 import pathlib
 import re
@@ -130,12 +131,26 @@ def _options(given: Keywords) -> tuple[PageOptions, ServingOptions]:
             "Leave it out, or export an ONNX file."
         )
     known = {field.name for field in dataclasses.fields(PageOptions)}
+    _check_known(given, known)
     page = {name: v for name, v in given.items() if name in known}
     rest = {name: v for name, v in given.items() if name not in known}
     return (
         PageOptions(**page),
         ServingOptions.from_keywords({**rest, "outputs": _OUTPUTS}),
     )
+
+
+def _check_known(given: Keywords, of_page: set[str]) -> None:
+    """Raises a `TypeError` for what is neither of the page nor of a graph."""
+    of_graph = {field.name for field in dataclasses.fields(ServingOptions)}
+    known = sorted(of_page | of_graph - {"outputs", "cascade"})
+    for name in given.keys() - {*known, "cascade"}:
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise TypeError(
+            f"export_web has no option {name!r}.{hint} The options are "
+            f"{', '.join(known)}; see PageOptions and ServingOptions."
+        )
 
 
 def _runtime_files(directory: pathlib.Path) -> dict[str, pathlib.Path]:
