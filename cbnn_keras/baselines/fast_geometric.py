@@ -6,7 +6,7 @@ from typing import ClassVar, Unpack
 from cbnn_keras import schedules
 from cbnn_keras.boosting_policies import EqualVotes
 from cbnn_keras.support import arguments
-from cbnn_keras.training.checkpointing import CheckpointCallback, RunOptions
+from cbnn_keras.training.checkpointing import CheckpointCallback
 from cbnn_keras.training.plan import (
     DEFAULT_NUM_CHECKPOINTS,
     Plan,
@@ -14,6 +14,7 @@ from cbnn_keras.training.plan import (
     by_step,
     known_steps,
 )
+from cbnn_keras.training.run_arguments import RunOptions
 
 
 class FastGeometricEnsemble(CheckpointCallback):
@@ -42,7 +43,7 @@ class FastGeometricEnsemble(CheckpointCallback):
             Keras' schedules. Defaults to None: as the model was compiled, which
             must be with a number.
         **options: The other arguments of `CBNNCallback` that all methods have:
-            `training.checkpointing.RunOptions`.
+            `training.run_arguments.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "fge"

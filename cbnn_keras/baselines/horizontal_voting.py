@@ -18,7 +18,7 @@ class HorizontalVoting(CheckpointCallback):
         directory: Where the run is kept, as for `CBNNCallback`.
         num_checkpoints: How many of the last epochs. Defaults to 6.
         **options: The other arguments of `CBNNCallback` that all methods have:
-            `training.checkpointing.RunOptions`.
+            `training.run_arguments.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "horizontal-voting"

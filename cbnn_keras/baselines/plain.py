@@ -20,7 +20,7 @@ class PlainCheckpoints(CheckpointCallback):
         num_checkpoints: At most so many members, the final model included.
             Defaults to 6.
         **options: The other arguments of `CBNNCallback` that all methods have:
-            `training.checkpointing.RunOptions`.
+            `training.run_arguments.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "no-cycle"

@@ -6,8 +6,9 @@ from typing import ClassVar, Unpack
 from cbnn_keras import schedules
 from cbnn_keras.boosting_policies import EqualVotes
 from cbnn_keras.support import arguments
-from cbnn_keras.training.checkpointing import CheckpointCallback, RunOptions
+from cbnn_keras.training.checkpointing import CheckpointCallback
 from cbnn_keras.training.plan import DEFAULT_NUM_CHECKPOINTS, Plan
+from cbnn_keras.training.run_arguments import RunOptions
 
 
 class SnapshotEnsemble(CheckpointCallback):
@@ -28,7 +29,7 @@ class SnapshotEnsemble(CheckpointCallback):
         highest_rate: a0, the rate at each restart. Defaults to 0.2, as in the
             experiments of CBNN.
         **options: The other arguments of `CBNNCallback` that all methods have:
-            `training.checkpointing.RunOptions`.
+            `training.run_arguments.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "sse"

@@ -9,8 +9,9 @@ import numpy as np
 from cbnn_keras.boosting_policies import BoostingFromFirst
 from cbnn_keras.runs.run import MethodState
 from cbnn_keras.support import arguments
-from cbnn_keras.training.checkpointing import CheckpointCallback, RunOptions
+from cbnn_keras.training.checkpointing import CheckpointCallback
 from cbnn_keras.training.plan import Actions, Plan, Progress
+from cbnn_keras.training.run_arguments import RunOptions
 
 
 class SnapshotBoosting(CheckpointCallback):
@@ -47,7 +48,7 @@ class SnapshotBoosting(CheckpointCallback):
         deviation_rate: eta. Defaults to 0.1: a sample that a snapshot with a
             vote of 7 got wrong then counts twice as much as the others.
         **options: The other arguments of `CBNNCallback` that all methods have:
-            `training.checkpointing.RunOptions`.
+            `training.run_arguments.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "ssb-reconstruction"

@@ -11,7 +11,7 @@ from cbnn_keras.boosting_policies import EqualVotes
 from cbnn_keras.models.batch_norm import recompute_statistics
 from cbnn_keras.runs.run import MethodState
 from cbnn_keras.support import arguments
-from cbnn_keras.training.checkpointing import CheckpointCallback, RunOptions
+from cbnn_keras.training.checkpointing import CheckpointCallback
 from cbnn_keras.training.plan import (
     Actions,
     Plan,
@@ -20,6 +20,7 @@ from cbnn_keras.training.plan import (
     by_step,
     known_steps,
 )
+from cbnn_keras.training.run_arguments import RunOptions
 
 
 class StochasticWeightAveraging(CheckpointCallback):
@@ -45,7 +46,7 @@ class StochasticWeightAveraging(CheckpointCallback):
         schedule: The learning rate of the first part, by step from 1, or one of
             Keras' schedules; only together with `learning_rate`.
         **options: The other arguments of `CBNNCallback` that all methods have:
-            `training.checkpointing.RunOptions`.
+            `training.run_arguments.RunOptions`.
     """
 
     METHOD: ClassVar[str] = "swa"

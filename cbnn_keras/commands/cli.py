@@ -10,10 +10,10 @@ import pathlib
 import sys
 import webbrowser
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from cbnn_keras.commands import options
 from cbnn_keras.support import extras
+from cbnn_keras.support.aliases import Keywords
 from cbnn_keras.support.faults import RunError
 from cbnn_keras.version import __version__
 
@@ -316,7 +316,7 @@ def _verify(parsed: argparse.Namespace) -> None:
     )
 
 
-def _serving_options(parsed: argparse.Namespace) -> dict[str, Any]:
+def _serving_options(parsed: argparse.Namespace) -> Keywords:
     """The arguments that are called like a field of `ServingOptions`."""
     from cbnn_keras.export import ServingOptions
 
@@ -327,7 +327,7 @@ def _serving_options(parsed: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def _page_options(parsed: argparse.Namespace) -> dict[str, Any]:
+def _page_options(parsed: argparse.Namespace) -> Keywords:
     """What was said of the page of a web export."""
     return {
         name: value

@@ -28,6 +28,7 @@ from cbnn_keras.export.triton import export_triton
 from cbnn_keras.export.verify import Parity, verify_artefact
 from cbnn_keras.export.web import export_web
 from cbnn_keras.runs.outputs import check_output
+from cbnn_keras.support.aliases import Keywords
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.support.files import MAX_BYTES
 
@@ -122,11 +123,11 @@ _EXPORTS: dict[str, Callable[..., Artefact]] = {
 
 
 def _check_fit(
-    ensemble: CheckpointEnsemble, files: dict[str, Any], given: dict[str, Any]
+    ensemble: CheckpointEnsemble, files: Keywords, given: Keywords
 ) -> None:
     """Raises a `RunError` that names a file that does not fit the classes."""
     for name in ("priors", "class_names"):
-        fitting: dict[str, Any] = {name: given.get(name)}
+        fitting: Keywords = {name: given.get(name)}
         with faults_of(files.get(name)):
             ServingOptions(**fitting).fitted_to(ensemble.classifier)
 
@@ -256,7 +257,7 @@ _LITERT = (
 )
 
 
-def _read(options: dict[str, Any], max_bytes: int) -> dict[str, Any]:
+def _read(options: Keywords, max_bytes: int) -> Keywords:
     """Options with the content of files in place of their paths."""
     readers = {
         "priors": load_priors,

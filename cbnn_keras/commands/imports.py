@@ -14,7 +14,8 @@ from typing import Any
 
 import keras
 
-from cbnn_keras.models.architecture_config import PARTS, OpenedByModule
+from cbnn_keras.models.architecture_config import OpenedByModule
+from cbnn_keras.models.keras_parts import PARTS
 from cbnn_keras.support.faults import shortened
 
 

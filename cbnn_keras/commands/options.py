@@ -270,7 +270,8 @@ def add_page_options(parser: argparse.ArgumentParser) -> None:
         type=float,
         nargs=2,
         metavar=("DARK", "BRIGHT"),
-        help="what the darkest and the brightest pixel become (default: 0 1)",
+        help="what the darkest and the brightest pixel become (default: 0 1, "
+        "and 0 255 for a model that takes integers)",
     )
     page.add_argument(
         "--invert",

@@ -16,7 +16,9 @@ from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.faults import RunError, faults_named
 from cbnn_keras.support.files import open_regular
 
-_MOST_PARTS = 2**20  # of one kind: a thousand times those of large models
+# Of one kind: a thousand times those of large models. Tensors of all subgraphs
+# together, as entries may be one and the same table.
+_MOST_PARTS = 2**20
 # Bytes of an element, by the name of its type; of others the largest there is.
 _SIZES = {"FLOAT32": 4, "FLOAT16": 2, "INT8": 1, "UINT8": 1, "INT32": 4}
 _LARGEST_SIZE = 16
@@ -60,8 +62,11 @@ def checked_litert(path: pathlib.Path, max_bytes: int) -> bytes:
                     f"{path} has the op {name!r}, which is not one of "
                     f"LiteRT's own. {_ADVICE}"
                 )
-        total = 0
+        total = num_tensors = 0
         for subgraph in _parts(model, "Subgraphs"):
+            num_tensors += 1 + subgraph.TensorsLength()
+            if num_tensors > _MOST_PARTS:
+                raise ValueError("more than a million tensors")
             for tensor in _parts(subgraph, "Tensors"):
                 if tensor.ExternalBuffer():
                     raise RunError(f"{path} has weights elsewhere. {_ADVICE}")

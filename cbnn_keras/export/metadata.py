@@ -2,10 +2,9 @@
 
 import json
 import pathlib
+import sys
 from collections.abc import Callable
 from typing import Any
-
-import numpy as np
 
 from cbnn_keras.calibration import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE
 from cbnn_keras.export.options import OUTPUTS
@@ -120,7 +119,8 @@ def _is_integer(value: Any, at_least: int = 1) -> bool:
 
 def _is_positive(value: Any) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and 0 < value < np.inf
+    # JSON has integers that are no floats.
+    return is_number and 0 < value <= sys.float_info.max
 
 
 def _list_of(is_right: Callable[[Any], bool]) -> Callable[[Any], bool]:

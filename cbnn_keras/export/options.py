@@ -16,7 +16,7 @@ from cbnn_keras.ensemble.voting import checked_priors
 from cbnn_keras.export import cascade_option
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.support import arguments
-from cbnn_keras.support.aliases import Json
+from cbnn_keras.support.aliases import Json, Keywords
 
 OUTPUTS = (
     *("probabilities", "class", "top_k", "set", "members", "disagreement"),
@@ -98,7 +98,7 @@ class ServingOptions:
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
-        checked: dict[str, Any] = {
+        checked: Keywords = {
             "outputs": _checked_outputs(self.outputs),
             "top_k": arguments.integer(owner, "top_k", self.top_k),
         }

@@ -128,15 +128,16 @@ class LiteRtRuntime:
                 self._function = self._interpreter.get_signature_runner()
                 # Names are decoded here, and those of others may be no UTF-8.
                 details = self._function.get_input_details()
+                self.is_single = any(
+                    detail["shape_signature"][0] == 1
+                    for detail in details.values()
+                )
         except Exception as error:
             raise RunError(
                 f"LiteRT cannot open {path.name}: {shortened(error)}"
             ) from error
         self._path = path
         self.input_names = list(details)
-        self.is_single = any(
-            detail["shape_signature"][0] == 1 for detail in details.values()
-        )
         self.metadata = litert_metadata(path, content)
 
     def run(self, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """An ensemble -> a directory that any web server can serve."""
 
 import dataclasses
+import difflib
 import os
 import pathlib
 import re
@@ -15,7 +16,7 @@ from cbnn_keras.export.options import ServingOptions
 from cbnn_keras.export.placing import Artefact
 from cbnn_keras.export.web_options import PageOptions
 from cbnn_keras.support import extras
-from cbnn_keras.support.aliases import Json
+from cbnn_keras.support.aliases import Json, Keywords
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.support.faults import RunError
 from cbnn_keras.support.files import fingerprint, write_new
@@ -118,7 +119,7 @@ def export_web(
     return artefact
 
 
-def _options(given: dict[str, Any]) -> tuple[PageOptions, ServingOptions]:
+def _options(given: Keywords) -> tuple[PageOptions, ServingOptions]:
     if "outputs" in given:
         raise TypeError(
             "export_web has no option 'outputs': a page needs "
@@ -130,12 +131,26 @@ def _options(given: dict[str, Any]) -> tuple[PageOptions, ServingOptions]:
             "Leave it out, or export an ONNX file."
         )
     known = {field.name for field in dataclasses.fields(PageOptions)}
+    _check_known(given, known)
     page = {name: v for name, v in given.items() if name in known}
     rest = {name: v for name, v in given.items() if name not in known}
     return (
         PageOptions(**page),
         ServingOptions.from_keywords({**rest, "outputs": _OUTPUTS}),
     )
+
+
+def _check_known(given: Keywords, of_page: set[str]) -> None:
+    """Raises a `TypeError` for what is neither of the page nor of a graph."""
+    of_graph = {field.name for field in dataclasses.fields(ServingOptions)}
+    known = sorted(of_page | of_graph - {"outputs", "cascade"})
+    for name in given.keys() - {*known, "cascade"}:
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise TypeError(
+            f"export_web has no option {name!r}.{hint} The options are "
+            f"{', '.join(known)}; see PageOptions and ServingOptions."
+        )
 
 
 def _runtime_files(directory: pathlib.Path) -> dict[str, pathlib.Path]:

@@ -5,6 +5,8 @@ import math
 import numbers
 from collections.abc import Sequence
 
+import numpy as np
+
 from cbnn_keras.support import arguments
 from cbnn_keras.support.aliases import Json
 
@@ -30,7 +32,8 @@ class PageOptions:
         image_shape: `(height, width)`, for models that take an image as a flat
             row; by default a square.
         value_range: What the darkest and the brightest pixel become, such as
-            `(0, 1)` (default), `(0, 255)` or `(-1, 1)`.
+            `(-1, 1)`. Defaults to None: `(0, 1)`, and `(0, 255)` for a model
+            that takes integers.
         invert: Whether dark becomes bright before that. Defaults to True for
             drawings, dark ink on white paper, since models are mostly trained
             on bright ink, and to False for images.
@@ -48,7 +51,7 @@ class PageOptions:
     input: str | None = None
     title: str = "Checkpoint ensemble"
     image_shape: Sequence[int] | None = None
-    value_range: Sequence[float] = (0.0, 1.0)
+    value_range: Sequence[float] | None = None
     invert: bool | None = None
     margin: float | None = 0.0
     pen: float = 0.1
@@ -59,13 +62,17 @@ class PageOptions:
             raise ValueError(
                 f"input must be one of {', '.join(INPUTS)}, not {self.input!r}."
             )
+        _check_title(self.title)
+        for name, others in (("invert", [None]), ("crop", [])):
+            _check_flag(name, getattr(self, name), others)
         if self.image_shape is not None:
             _check_pair("image_shape", self.image_shape)
             for size in self.image_shape:
                 arguments.integer("export_web", "image_shape", size)
-        _check_pair("value_range", self.value_range)
+        if self.value_range is not None:
+            _check_pair("value_range", self.value_range)
         if self.margin is not None:
-            arguments.number(
+            margin = arguments.number(
                 "export_web",
                 "margin",
                 self.margin,
@@ -73,7 +80,8 @@ class PageOptions:
                 below=0.5,
                 allowed="None, or at least 0 and below 0.5",
             )
-        arguments.number(
+            object.__setattr__(self, "margin", margin)
+        pen = arguments.number(
             "export_web",
             "pen",
             self.pen,
@@ -81,6 +89,7 @@ class PageOptions:
             below=1,
             allowed="above 0 and below 1",
         )
+        object.__setattr__(self, "pen", pen)
 
     def fitted_to(self, shape: Sequence[int | None], dtype: str) -> Json:
         """What the page has to know of its input.
@@ -113,12 +122,27 @@ class PageOptions:
         invert = kind == "drawing" if self.invert is None else self.invert
         return config | {
             "image": {"height": height, "width": width, "channels": channels},
-            "value_range": [float(value) for value in self.value_range],
+            "value_range": self._range(dtype),
             "invert": bool(invert),
             "margin": self.margin,
             "pen": self.pen,
             "crop": bool(self.crop),
         }
+
+    def _range(self, dtype: str) -> list[float]:
+        """What the darkest and the brightest pixel become."""
+        is_integer = not dtype.startswith("float")
+        given = self.value_range
+        if given is None:
+            given = (0, 255) if is_integer else (0, 1)
+        low, high = (float(value) for value in given)
+        # A page would make other numbers of these, and say nothing.
+        if dtype == "uint8" and not (0 <= low <= 255 and 0 <= high <= 255):
+            raise ValueError(
+                f"export_web(value_range={given!r}): the model takes uint8, "
+                "from 0 to 255."
+            )
+        return [low, high]
 
     def _image(self, sizes: list[int]) -> tuple[int, int, int]:
         """Height, width and channels of the model's input."""
@@ -150,9 +174,26 @@ def _kind(sizes: list[int]) -> str:
     return "drawing" if sizes[2] == 1 else "image"
 
 
+def _check_title(title: str) -> None:
+    is_text = isinstance(title, str)
+    # Arguments of a command can be bytes that are no text.
+    if not is_text or any("\ud800" <= letter <= "\udfff" for letter in title):
+        raise ValueError(f"export_web(title={title!r}): title must be a text.")
+
+
+def _check_flag(name: str, value: object, others: list[None]) -> None:
+    if not isinstance(value, (bool, np.bool_)) and value not in others:
+        allowed = ", ".join(str(one) for one in ("True", "False", *others))
+        raise ValueError(
+            f"export_web({name}={value!r}): {name} must be one of {allowed}."
+        )
+
+
 def _check_pair(name: str, pair: Sequence[float]) -> None:
     is_pair = isinstance(pair, Sequence) and len(pair) == 2
-    if not is_pair or not all(isinstance(v, numbers.Real) for v in pair):
+    if not is_pair or not all(
+        isinstance(v, numbers.Real) and math.isfinite(v) for v in pair
+    ):
         raise ValueError(
             f"export_web({name}={pair!r}): {name} must be two numbers."
         )

@@ -15,49 +15,13 @@ from typing import Any
 
 import keras
 
-from cbnn_keras.models import keras_internals
+from cbnn_keras.models import keras_parts
 from cbnn_keras.support.aliases import Json
 
 CustomObjects = Mapping[str, Any]
 
 _DEEPEST = 200
 _LONGEST_NAME = 1000  # it is in every operation of a graph
-# Where Keras says its classes are, as it writes them.
-_PUBLIC = {
-    "keras": keras,
-    "keras.layers": keras.layers,
-    "keras.models": keras.models,
-    "keras.initializers": keras.initializers,
-    "keras.regularizers": keras.regularizers,
-    "keras.constraints": keras.constraints,
-    "keras.dtype_policies": keras.dtype_policies,
-    "keras.random": keras.random,
-    "keras.quantizers": keras.quantizers,
-}
-PARTS = (
-    keras.Operation,  # layers and models too
-    keras.initializers.Initializer,
-    keras.regularizers.Regularizer,
-    keras.constraints.Constraint,
-    keras.dtype_policies.DTypePolicy,
-    keras.random.SeedGenerator,
-    keras.quantizers.Quantizer,
-)
-# These run or load what is not in the file, or what is code in it.
-_CODE = {
-    "Lambda",
-    "TFSMLayer",
-    "TorchModuleWrapper",
-    "JaxLayer",
-    "FlaxLayer",
-}
-# "builtins" is where earlier versions of Keras say its activations are.
-_FUNCTIONS = {
-    "keras.activations": keras.activations,
-    "builtins": keras.activations,
-    "keras.ops": keras.ops,
-}
-_NOT_ACTIVATIONS = {"get", "serialize", "deserialize"}
 _NUMBERS_AND_TEXTS = {
     *("bool", "string", "str", "bfloat16"),
     *(f"float{bits}" for bits in (16, 32, 64)),
@@ -131,7 +95,7 @@ def check(config: Json, custom_objects: CustomObjects, max_bytes: int) -> None:
     unknown: list[str] = []
     num_layers = 0
     for node in _objects(config):
-        num_layers += _is_layer(node)
+        num_layers += keras_parts.is_layer(node)
         if (num_layers - _FREE_LAYERS) * _BYTES_OF_A_LAYER > max_bytes:
             raise ValueError(
                 f"it has {num_layers:,} layers or more, which take more than "
@@ -255,12 +219,10 @@ def _check_function(
     if module == "builtins" and not hasattr(builtins, name):
         # Where Keras says that functions of a user are, too.
         module = module if hasattr(keras.activations, name) else None
-    if not _is_of_keras(module) and module != "builtins":
+    if not keras_parts.is_of_keras(module) and module != "builtins":
         unknown.append(_full_name(module, name))
         return
-    owner = _FUNCTIONS.get(module)
-    found = getattr(owner, name, None) if name not in _NOT_ACTIVATIONS else None
-    if not inspect.isfunction(found):
+    if not keras_parts.is_function(module, name):
         raise ValueError(
             f"it names the function {_full_name(module, name)}, which is no "
             "part of a model"
@@ -276,7 +238,7 @@ def _check_class(
     name, module, config = node["class_name"], node["module"], node["config"]
     registered = node.get("registered_name", name)
     is_lambda = name == "Lambda" and registered in (None, name)
-    if _is_of_keras(module) and is_lambda:
+    if keras_parts.is_of_keras(module) and is_lambda:
         function = _function_of(config)
         if _is_given(function, custom_objects):
             _check_arguments(function, config, custom_objects)
@@ -284,16 +246,16 @@ def _check_class(
         if function is not None:
             unknown.append(function)
             return
-    if _is_of_keras(module) and name in _CODE:
+    if keras_parts.is_of_keras(module) and name in keras_parts.CODE:
         raise ValueError(
             f"it has a layer {name}, which is code or loads code from elsewhere"
         )
     if _is_opened(registered, custom_objects):
         return
-    if not _is_of_keras(module) or registered not in (None, name):
+    if not keras_parts.is_of_keras(module) or registered not in (None, name):
         unknown.append(_full_name(module, name))
         return
-    if not _is_part_of_models(module, name):
+    if not keras_parts.is_part_of_models(module, name):
         raise ValueError(
             f"it names {_full_name(module, name)}, which is no part of a model"
         )
@@ -320,7 +282,7 @@ def _function_of(config: Any) -> str | None:
         return None
     name, module = node.get("config"), node.get("module")
     is_name = isinstance(name, str) and not hasattr(builtins, name)
-    return name if is_name and not _is_of_keras(module) else None
+    return name if is_name and not keras_parts.is_of_keras(module) else None
 
 
 def _is_given(name: str | None, custom_objects: CustomObjects) -> bool:
@@ -368,33 +330,5 @@ def _is_opened(name: Any, custom_objects: CustomObjects) -> bool:
     return found is not None
 
 
-def _is_of_keras(module: Any) -> bool:
-    return isinstance(module, str) and module.split(".")[0] == "keras"
-
-
 def _full_name(module: Any, name: str) -> str:
     return f"{module}.{name}" if isinstance(module, str) else name
-
-
-def _is_part_of_models(module: str, name: str) -> bool:
-    return _class(module, name, PARTS) is not None
-
-
-def _is_layer(node: Json) -> bool:
-    """Whether an object is a layer, or one of the user's classes."""
-    name, module = node.get("class_name"), node.get("module")
-    if not isinstance(name, str) or not isinstance(module, str):
-        return False
-    if not _is_of_keras(module):
-        return module != "builtins"
-    return _class(module, name, (keras.Operation,)) is not None
-
-
-def _class(module: str, name: str, kinds: tuple[type, ...]) -> type | None:
-    """A class of Keras, if it is of one of these kinds."""
-    if module in _PUBLIC:
-        found = getattr(_PUBLIC[module], name, None)
-        is_one = inspect.isclass(found) and issubclass(found, kinds)
-        return found if is_one else None
-    # Operations, and layers of keras.applications.
-    return keras_internals.private_operation(module, name)

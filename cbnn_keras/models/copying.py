@@ -24,7 +24,7 @@ from cbnn_keras.models.foreign import Foreign
 from cbnn_keras.models.revival import quiet_builds, revivable
 from cbnn_keras.models.state import process_generators_kept
 from cbnn_keras.support import files
-from cbnn_keras.support.aliases import Json
+from cbnn_keras.support.aliases import Json, NamedObjects
 from cbnn_keras.support.faults import RunError, shortened
 from cbnn_keras.support.files import Fingerprint
 
@@ -149,7 +149,7 @@ def copies(
         ValueError: If the model cannot be described or not be rebuilt from its
             description.
     """
-    own: contextlib.AbstractContextManager[dict[str, Any]] = (
+    own: contextlib.AbstractContextManager[NamedObjects] = (
         contextlib.nullcontext({})
         if foreign
         else live_objects.named_objects(model)

@@ -13,12 +13,13 @@ from typing import Any
 import keras
 
 from cbnn_keras.models import keras_internals
+from cbnn_keras.support.aliases import NamedObjects
 
 _DEEPEST = 3  # a layer, what it was given, and what that was given
 
 
 @contextlib.contextmanager
-def named_objects(model: keras.Model) -> Iterator[dict[str, Any]]:
+def named_objects(model: keras.Model) -> Iterator[NamedObjects]:
     """What Keras needs to know by name to read what it writes meanwhile.
 
     Functions get names of their own for that time: those that are lambdas have
@@ -30,7 +31,7 @@ def named_objects(model: keras.Model) -> Iterator[dict[str, Any]]:
     parts = _own_parts(model)
     classes = [part for part in parts if inspect.isclass(part)]
     functions = [part for part in parts if not inspect.isclass(part)]
-    named: dict[str, Any] = {}
+    named: NamedObjects = {}
     for part in classes:
         name = keras.saving.get_registered_name(part)
         if named.setdefault(name, part) is not part:

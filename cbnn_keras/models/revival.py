@@ -14,11 +14,12 @@ from typing import Any
 import keras
 
 from cbnn_keras.models import keras_internals
+from cbnn_keras.support.aliases import Json, NamedObjects
 
 _OF_ALL_LAYERS = ("name", "trainable", "dtype")
 
 
-def revivable(custom_objects: Mapping[str, Any]) -> dict[str, Any]:
+def revivable(custom_objects: Mapping[str, Any]) -> NamedObjects:
     """Classes and functions by name, as Keras can make models of them."""
     return {
         name: _Revived(value) if _takes_less(value) else value
@@ -45,7 +46,7 @@ class _Revived:
         self.__name__ = kind.__name__
         self.__module__ = kind.__module__
 
-    def from_config(self, config: dict[str, Any]) -> Any:
+    def from_config(self, config: Json) -> Any:
         taken = inspect.signature(self._kind).parameters
         left = {
             name: config[name]

@@ -10,7 +10,7 @@ from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.support import arguments
 from cbnn_keras.training import intervals
 from cbnn_keras.training.boosting_options import BoostingOptions
-from cbnn_keras.training.checkpointing import CheckpointCallback, checked_flag
+from cbnn_keras.training.checkpointing import CheckpointCallback
 from cbnn_keras.training.plan import (
     DEFAULT_NUM_CHECKPOINTS,
     Plan,
@@ -18,6 +18,7 @@ from cbnn_keras.training.plan import (
     known_steps,
 )
 from cbnn_keras.training.restarts import NewStarts, Restarting
+from cbnn_keras.training.run_arguments import checked_flag
 from cbnn_keras.training.task import Task
 
 _PAPERS_RATE = 0.01  # eta

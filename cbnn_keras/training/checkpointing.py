@@ -3,21 +3,17 @@
 `CheckpointCallback` is the seam between Keras and a method: its hooks decide
 and pass on. What belongs to one `fit` is in `fit.Fit`, the run that it makes in
 `fit.Course`. What a method does is its `plan.Plan`: `callback.CBNNCallback`
-and those of `baselines` have one each.
+and those of `baselines` have one each. What they are all told by a user is in
+`run_arguments`.
 """
 
 import abc
-import os
-import pathlib
-import tempfile
 import warnings
-from collections.abc import Mapping
-from typing import Any, ClassVar, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import keras
-import numpy as np
 
-from cbnn_keras.data.labelled import as_pair
 from cbnn_keras.data.pipelines import (
     check_part,
     claim_sample_weights,
@@ -27,77 +23,36 @@ from cbnn_keras.data.sharding import Part
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
 from cbnn_keras.ensemble.loading import voting_members
 from cbnn_keras.models import copying, engine, keras_internals
-from cbnn_keras.runs.directory import (
-    check_available,
-    holds_run,
-)
+from cbnn_keras.runs.directory import holds_run
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.runs.mirroring import mirror
 from cbnn_keras.runs.run import Run
-from cbnn_keras.support import arguments
 from cbnn_keras.support.aliases import Json, Logs
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.training import fit_call
 from cbnn_keras.training.fit import Course, Fit
 from cbnn_keras.training.plan import Plan
 from cbnn_keras.training.progress_bar import hide_empty_columns
+from cbnn_keras.training.run_arguments import RunArguments
 from cbnn_keras.training.start_or_resume import Beginning
 from cbnn_keras.training.task import Task, describe_task
 from cbnn_keras.training.weight_check import check_weights_are_used
-from cbnn_keras.training.weight_holder import WeightHolder
 
 
-class RunOptions(TypedDict, total=False):
-    """Arguments that all callbacks have in common; see `CBNNCallback`."""
-
-    total_steps: int | None
-    from_logits: bool | None
-    validation_data: Any
-    score_data: Any
-    resume: bool
-    overwrite: bool
-
-
-class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
+class CheckpointCallback(RunArguments, abc.ABC):
     """What all methods have in common; a method gives its plan."""
 
     METHOD: ClassVar[str]  # in the manifest, and in front of what is printed
     LOG_PREFIX: ClassVar[str] = "ensemble"  # of its names in `fit`'s logs
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str] | None = None,
-        *,
-        num_checkpoints: int | None = None,
-        total_steps: int | None = None,
-        from_logits: bool | None = None,
-        validation_data: Any = None,
-        score_data: Any = None,
-        resume: bool = False,
-        overwrite: bool = False,
-    ) -> None:
-        super().__init__()
-        self._processes = engine.in_use().processes()
-        self.directory = self._own_directory(_as_path(self._name, directory))
-        self.num_checkpoints = self._optional_integer(
-            "num_checkpoints", num_checkpoints
-        )
-        self.total_steps = self._optional_integer("total_steps", total_steps)
-        self.from_logits = checked_flag(self._name, "from_logits", from_logits)
-        self.validation_data = validation_data
-        self.score_data = score_data
-        self.resume = resume
-        self.overwrite = overwrite
-        self._num_phases = 1  # how many fits make a run
-        self._phase = 0  # which of them is the next or the present one
-        self._earlier: Run | None = None  # of the phases before
-        self._fit: Fit | None = None
-        self._course: Course | None = None
-        self._others: list[keras.callbacks.Callback] = []
-        # What decided on the run that is resumed, by name.
-        self._resumed: Mapping[str, Any] | None = None
-        with self._processes.together():
-            self._check_arguments()
+    _num_phases = 1  # how many fits make a run
+    _phase = 0  # which of them is the next or the present one
+    _earlier: Run | None = None  # of the phases before
+    _fit: Fit | None = None
+    _course: Course | None = None
+    _others: Sequence[keras.callbacks.Callback] = ()
+    # What decided on the run that is resumed, by name.
+    _resumed: Mapping[str, Any] | None = None
 
     # What a method is.
 
@@ -198,7 +153,7 @@ class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
         self._others = [] if found is None else list(found.callbacks)
         hide_empty_columns(self._others, f"{self.LOG_PREFIX}_")
         if not self.resume and not self._phase:
-            self._check_directory()
+            self._check_directory(self._advice_on_phases)
         self._weights = claim_sample_weights(self)
         check_part(self._weights, part)
         task = describe_task(
@@ -269,52 +224,7 @@ class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
             self._earlier = None if is_last else self.run
             self._fit.end_if_preempted(self._course)
 
-    # What the constructor checks, and what the hooks need.
-
-    @property
-    def _name(self) -> str:
-        return type(self).__name__
-
-    def _own_directory(
-        self, directory: pathlib.Path | None
-    ) -> pathlib.Path | None:
-        """The directory itself, or that of a copy: the first process writes."""
-        if directory is None or self._processes.is_first:
-            return directory
-        self._scratch = tempfile.TemporaryDirectory(prefix="cbnn-process-")
-        return pathlib.Path(self._scratch.name) / "run"
-
-    def _optional_integer(self, name: str, value: Any) -> int | None:
-        if value is None:
-            return None
-        return arguments.integer(self._name, name, value)
-
-    def _check_arguments(self) -> None:
-        engine.in_use()  # or this backend cannot train
-        for name in ("validation_data", "score_data"):
-            if getattr(self, name) is not None:
-                as_pair(getattr(self, name), name)
-        if self.resume and self.overwrite:
-            raise ValueError(
-                f"{self._name}(resume=True, overwrite=True): resume the run or "
-                "replace it, not both."
-            )
-        if self.directory is None and (self.resume or self.overwrite):
-            raise ValueError(
-                f"{self._name}: resume and overwrite need a directory."
-            )
-        if not (self.resume and holds_run(self.directory)):
-            self._check_directory()
-
-    def _check_directory(self) -> None:
-        if self.directory is not None:
-            check_available(
-                self.directory,
-                overwrite=self.overwrite,
-                advice="Choose another directory, resume that run "
-                "(`resume=True`), or replace it (`overwrite=True`)."
-                + self._advice_on_phases,
-            )
+    # What the hooks need.
 
     @property
     def _advice_on_phases(self) -> str:
@@ -367,24 +277,3 @@ class CheckpointCallback(WeightHolder, keras.callbacks.Callback, abc.ABC):
             make_plan=self._make_plan,
             adopt=self._adopt,
         )
-
-
-def _as_path(owner: str, directory: Any) -> pathlib.Path | None:
-    if directory is None:
-        return None
-    if not isinstance(directory, (str, os.PathLike)):
-        raise ValueError(
-            f"{owner}({directory!r}): the first argument is the "
-            "directory of the run; give numbers by name, as in "
-            "`num_checkpoints=6`."
-        )
-    return pathlib.Path(directory).absolute()
-
-
-def checked_flag(owner: str, name: str, value: Any) -> bool | None:
-    """True, False or None, or a `ValueError`."""
-    if value is not None and not isinstance(value, (bool, np.bool_)):
-        raise ValueError(
-            f"{owner}({name}={value!r}): {name} must be True, False or None."
-        )
-    return None if value is None else bool(value)

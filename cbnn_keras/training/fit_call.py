@@ -1,11 +1,10 @@
 """The arguments of `model.fit`, for a `fit` with `weighted` in front of it."""
 
-from typing import Any
-
 import keras
 
 from cbnn_keras.data.conversion import numbered_as
 from cbnn_keras.data.weighted_dataset import WeightedDataset
+from cbnn_keras.support.aliases import Keywords
 
 # What `weighted` takes of them, and what it takes beside them.
 _OF_PIPELINE = (
@@ -15,8 +14,8 @@ _OF_PIPELINE = (
 
 
 def divided(
-    callback: keras.callbacks.Callback, options: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, Any]]:
+    callback: keras.callbacks.Callback, options: Keywords
+) -> tuple[Keywords, Keywords]:
     """What `weighted` is to be given, and what is left for `model.fit`.
 
     Args:
@@ -34,7 +33,7 @@ def divided(
     return pipeline, {**given, "callbacks": [callback, *others]}
 
 
-def validated(left: dict[str, Any], train: WeightedDataset) -> dict[str, Any]:
+def validated(left: Keywords, train: WeightedDataset) -> Keywords:
     """What is left for `model.fit`, with validation data that fit `train`.
 
     They are those that were held out, or those that were given, with numbers

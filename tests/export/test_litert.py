@@ -291,6 +291,46 @@ def test_too_many_parts_are_refused(full_litert, tmp_path, monkeypatch):
         open_artefact(full_litert.path)
 
 
+def test_one_table_that_stands_for_many_is_refused(tmp_path):
+    """A file of 32 kB could keep us busy with 16 million tensors."""
+    num, builder = 2**12, flatbuffers.Builder()
+
+    def many(table):
+        builder.StartVector(4, num, 4)
+        for _ in range(num):
+            builder.PrependUOffsetTRelative(table)
+        return builder.EndVector()
+
+    schema.TensorStart(builder)
+    tensors = many(schema.TensorEnd(builder))
+    schema.SubGraphStart(builder)
+    schema.SubGraphAddTensors(builder, tensors)
+    subgraphs = many(schema.SubGraphEnd(builder))
+    schema.ModelStart(builder)
+    schema.ModelAddSubgraphs(builder, subgraphs)
+    builder.Finish(schema.ModelEnd(builder), b"TFL3")
+    path = tmp_path / "a.tflite"
+    path.write_bytes(builder.Output())
+    with pytest.raises(RunError, match=r"\(more than a million tensors\)"):
+        open_artefact(path)
+
+
+def test_a_file_that_takes_a_single_number_is_named(tmp_path):
+    class Scalar(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([], tf.float32)])
+        def __call__(self, x):
+            return {"probabilities": x + 1}
+
+    module = Scalar()
+    converter = tf.lite.TFLiteConverter.from_concrete_functions(
+        [module.__call__.get_concrete_function()], module
+    )
+    path = tmp_path / "a.tflite"
+    path.write_bytes(converter.convert())
+    with pytest.raises(RunError, match=r"LiteRT cannot open a\.tflite: "):
+        open_artefact(path)
+
+
 def test_a_file_without_metadata_is_nobodys(ensemble, full_litert, tmp_path):
     model = model_of(full_litert.path)
     model.metadata = None

@@ -274,6 +274,9 @@ def test_options_of_the_page_and_of_the_graph(ensemble, runtime, tmp_path):
         export_web(ensemble, tmp_path / "a", runtime=runtime, cascade="exact")
     with pytest.raises(TypeError, match="no option 'class_name'. Did you mean"):
         export_web(ensemble, tmp_path / "a", runtime=runtime, class_name="b")
+    with pytest.raises(TypeError, match="'titel'. Did you mean 'title'?") as e:
+        export_web(ensemble, tmp_path / "a", runtime=runtime, titel="b")
+    assert "pen" in str(e.value) and "outputs" not in str(e.value)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +290,12 @@ def test_options_of_the_page_and_of_the_graph(ensemble, runtime, tmp_path):
         ({"image_shape": (8, 0)}, "image_shape must be an integer of at least"),
         ({"value_range": (0, 1, 2)}, "value_range must be two numbers"),
         ({"value_range": (0, "x")}, "value_range must be two numbers"),
+        ({"value_range": (0, np.nan)}, "value_range must be two numbers"),
+        ({"value_range": (0, np.inf)}, "value_range must be two numbers"),
+        ({"title": None}, r"title=None\): title must be a text"),
+        ({"title": "\udcff"}, "title must be a text"),
+        ({"invert": "no"}, "invert must be one of True, False, None"),
+        ({"crop": "no"}, "crop must be one of True, False"),
         ({"margin": 0.5}, "margin must be None, or at least 0 and below 0.5"),
         ({"pen": 0}, "pen must be above 0 and below 1"),
     ],
@@ -308,6 +317,12 @@ def test_options_that_cannot_be_right(options, message):
             (8, 8, 1),
             "float32",
             r"and of image_shape=\(4, 4\). Say image_shape=\(height, width\)",
+        ),
+        (
+            {"value_range": (-1, 1)},
+            (8, 8, 1),
+            "uint8",
+            r"value_range=\(-1, 1\)\): the model takes uint8, from 0 to 255",
         ),
     ],
 )
@@ -339,6 +354,28 @@ def test_what_a_page_asks_for(options, shape, kind, image):
     assert config["kind"] == kind
     assert list(config.get("image", {}).values()) == (image or [])
     assert config.get("invert", kind == "drawing") == (kind == "drawing")
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype", "expected"),
+    [
+        (None, "float32", [0, 1]),
+        # From 0 to 1 they would be rounded to black and white.
+        (None, "uint8", [0, 255]),
+        (None, "int64", [0, 255]),
+        ((0, 1), "uint8", [0, 1]),
+        ((-1, 1), "int32", [-1, 1]),
+    ],
+)
+def test_brightness_by_the_type_of_the_input(given, dtype, expected):
+    config = PageOptions(value_range=given).fitted_to((8, 8, 1), dtype)
+    assert config["value_range"] == expected
+
+
+def test_numbers_of_numpy_are_written_as_json():
+    options = PageOptions(pen=np.float32(0.25), margin=np.float32(0.125))
+    config = json.loads(json.dumps(options.fitted_to((8, 8, 1), "float32")))
+    assert (config["pen"], config["margin"]) == (0.25, 0.125)
 
 
 def test_models_of_several_inputs_and_too_large_ones(

@@ -9,7 +9,7 @@ import sys
 import keras
 import pytest
 
-from cbnn_keras.models import architecture_config
+from cbnn_keras.models import architecture_config, keras_parts
 from cbnn_keras.models.architecture_config import UnknownClassesError
 from cbnn_keras.models.foreign import Foreign, RebuildError
 
@@ -353,14 +353,14 @@ def test_no_class_of_keras_that_is_let_through_takes_code_or_files():
     }
     found = {}
     for module in sys.modules.copy():
-        public = architecture_config._PUBLIC.get(module)
+        public = keras_parts._PUBLIC.get(module)
         owner = public or sys.modules[module]
         if public is None and not module.startswith("keras.src."):
             continue
         for name in dir(owner):
-            if name in architecture_config._CODE or name.startswith("__"):
+            if name in keras_parts.CODE or name.startswith("__"):
                 continue
-            if architecture_config._is_part_of_models(module, name):
+            if keras_parts.is_part_of_models(module, name):
                 options = inspect.signature(getattr(owner, name)).parameters
                 taken = [o for o in options if any(t in o for t in telling)]
                 if taken and [known.get(name)] != taken:

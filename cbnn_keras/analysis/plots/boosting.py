@@ -58,11 +58,10 @@ def _write_above(
     ax.set_ylim(0, top * (1.22 if is_upright else 1.1))
     if len(votes) > 45:
         return
-    options: dict[str, Any] = {"rotation": 90} if is_upright else {}
     size = 8 if len(votes) <= 7 else 7 if len(votes) <= 30 else 5.5
     for position, vote, error in zip(positions, votes, errors, strict=True):
-        options["text"] = f"{100 * error:.1f}"
         ax.annotate(
+            f"{100 * error:.1f}",
             xy=(position, vote),
             xytext=(0, 7 if vote == 0 else 2),
             textcoords="offset points",
@@ -70,7 +69,7 @@ def _write_above(
             size=size,
             ha="center",
             va="bottom",
-            **options,
+            rotation=90 if is_upright else 0,
         )
 
 

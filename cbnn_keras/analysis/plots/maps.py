@@ -1,7 +1,7 @@
 """Plots whose colours are numbers: pairs of members, and the loss plane."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from cbnn_keras.analysis.loss_plane import LossPlane
 
 _MOST_CELLS = 10  # members whose numbers can be read at 4.4 inches
-_CENTRED: dict[str, Any] = {"ha": "center", "va": "center"}
 _KINDS = {
     # Which of the values says "most different", and what is to be wished for.
     "correlation": (np.argmin, "The lower"),
@@ -86,7 +85,9 @@ def _write_numbers(ax: "Axes", values: Floats, image: "ScalarMappable") -> None:
         text = f"{value:.{digits}f}"
         if is_narrow:
             text = "1" if value == 1 else text.replace("0.", ".", 1)
-        ax.text(column, row, text, color=ink, size=size, **_CENTRED)
+        ax.text(
+            column, row, text, color=ink, size=size, ha="center", va="center"
+        )
 
 
 def common_limits(*matrices: Floats) -> tuple[float, float]:

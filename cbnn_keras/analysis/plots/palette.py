@@ -9,7 +9,7 @@ a page may replace by the colour of its text.
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -44,6 +44,17 @@ FONT_SIZE = 9
 SMALL_FONT_SIZE = 8
 
 
+class LineOptions(TypedDict, total=False):
+    """What matplotlib takes of the look of a line."""
+
+    color: str
+    marker: str
+    linestyle: Any  # a name, or a pattern in points
+    markersize: float
+    linewidth: float
+    markevery: int  # every n-th point has a marker
+
+
 @dataclasses.dataclass(frozen=True)
 class Series:
     """How one series looks.
@@ -59,9 +70,15 @@ class Series:
     linestyle: Any
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> LineOptions:
         """What `Axes.plot` takes."""
-        return {**dataclasses.asdict(self), "markersize": 4, "linewidth": 1.5}
+        return {
+            "color": self.color,
+            "marker": self.marker,
+            "linestyle": self.linestyle,
+            "markersize": 4,
+            "linewidth": 1.5,
+        }
 
 
 SERIES = (
@@ -75,7 +92,7 @@ SERIES = (
 # What a plot is about, and what it is compared with.
 MAIN, OTHER = SERIES[:2]
 # Lines that guide the eye.
-HINT: dict[str, Any] = {"color": GREY, "linestyle": ":", "linewidth": 1.2}
+HINT: LineOptions = {"color": GREY, "linestyle": ":", "linewidth": 1.2}
 
 
 def style(
