@@ -1,5 +1,6 @@
 """One thread per test process, and every test starts from the same seeds."""
 
+import gc
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -29,6 +30,13 @@ def pytest_configure(config):
     if "not large" in config.option.markexpr:
         options = {"disable_meta_optimizer": True}
         tf.config.optimizer.set_experimental_options(options)
+
+
+def pytest_collection_finish():
+    # Modules stay until the end. To look through them at every collection of
+    # garbage, which some tests ask for, would take most of a second each.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -50,6 +50,8 @@ def dense_model(num_classes=3, num_features=4, *, optimizer=None, **compile):
     compile.setdefault("loss", "sparse_categorical_crossentropy")
     # Fast enough to be better than chance after a few steps.
     model.compile(optimizer or keras.optimizers.Adam(0.05), **compile)
+    # `fit` traces its step a second time where the first one makes variables.
+    model.optimizer.build(model.trainable_variables)
     return model
 
 

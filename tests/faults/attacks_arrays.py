@@ -1,5 +1,6 @@
 """Arrays (`.npy`, `.npz`) that lie about themselves."""
 
+import functools
 import io
 import struct
 import zipfile
@@ -50,6 +51,8 @@ def _changed(name: str, change):
     return make
 
 
+# Made when it is needed: to pack it takes seconds.
+@functools.cache
 def bomb(num_bytes: int) -> bytes:
     """A raw deflate stream of zeros."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
@@ -176,6 +179,7 @@ def _states() -> list[Case]:
     ]
 
 
+@functools.cache
 def _npy_bomb() -> bytes:
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     head = packer.compress(raw_npy("<f4", (2**28,)))

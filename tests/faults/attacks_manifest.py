@@ -62,6 +62,11 @@ def _duplicate(name: str, value: str, at_end: bool = True):
     return _text(change)
 
 
+def _long_text(place: Place) -> None:
+    # Not before it is needed: it has the size of all other cases together.
+    _duplicate("x", '"' + "y" * 2**27 + '"')(place)
+
+
 def _replaced(old: str, new: str):
     def change(text: str) -> str:
         if old not in text:
@@ -335,7 +340,7 @@ def cases() -> list[Case]:
         Case(kind, "comment", _text(lambda text: text + "// no")),
         Case(kind, "cut", _text(lambda text: text[: len(text) // 2])),
         Case(kind, "long", _text(lambda text: text + " " * 200 * 2**20)),
-        Case(kind, "long text", _duplicate("x", '"' + "y" * 2**27 + '"')),
+        Case(kind, "long text", _long_text),
         Case(kind, "a round twice", manifest_change(_more_rounds)),
         Case(kind, "rounds unsorted", manifest_change(_unsorted)),
         Case(kind, "one member", manifest_change(_fewer), OTHER_RUN),
