@@ -10,16 +10,17 @@ import warnings
 import numpy as np
 
 from cbnn_keras import boosting
+from cbnn_keras.boosting import Stage
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
 from cbnn_keras.models import engine, replicas
 from cbnn_keras.models import state as training_state
-from cbnn_keras.patterns import GroupedWeights
+from cbnn_keras.patterns import GroupedWeights, PatternBooster
 from cbnn_keras.runs.manifest import Round
-from cbnn_keras.runs.run import MethodState, Run
+from cbnn_keras.runs.run import Booster, MethodState, Run, unpack_bits
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.training.averaging import MemberWeights
 from cbnn_keras.training.running_accuracy import RunningAccuracy
-from cbnn_keras.training.scoring import Scorer
+from cbnn_keras.training.scoring import Scored, Scorer
 from cbnn_keras.training.task import Task, is_loss_scaled
 
 # Batches of training that are scored as one: a step of a small model takes as
@@ -66,7 +67,7 @@ class Rounds:
         self._said: set[str] = set()
         self._has_bound = run.has_bound
         self.title = run.header.method.upper()
-        self._booster = run.replay()
+        self._booster = self._replayed()
         task.weights.assign(self._booster.weights)
         if accuracy is not None and run.members:
             self._replay_accuracy(accuracy)
@@ -107,25 +108,49 @@ class Rounds:
         if training_state.has_nan(model):
             raise _diverged("weights", step, epoch, self._advice())
         with self.member_weights.in_model():
-            correct, losses = self._score(step, epoch)
-            stage = self._booster.add(correct, is_final=is_final)
+            bits, own_bits, loss = self._score(step, epoch)
+            stage = self._add_to_booster(bits, own_bits, is_final)
             self._agree(step)
             record = Round(
                 step=step,
                 epoch=epoch,
-                negative_log_likelihood=float(
-                    self._task.weights.first_distribution @ losses
-                ),
+                negative_log_likelihood=loss,
                 **dataclasses.asdict(stage),
             )
-            self.run.add_round(
-                record, correct, model if stage.is_member else None
-            )
+            self.run.add_round(record, bits, model if stage.is_member else None)
             if self._accuracy is not None and stage.is_member:
                 self._accuracy.add_member(model, record)
         weights.assign(self._booster.weights)
         self._tell(record)
         return True
+
+    def _replayed(self) -> Booster:
+        """Boosting after the rounds of the run, of what this process keeps."""
+        own = self._task.weights.own
+        if own is None:
+            return self.run.replay()
+        return self.run.replay(own=own, exchange=self._processes.total)
+
+    def _add_to_booster(
+        self, bits: np.ndarray, own_bits: np.ndarray, is_final: bool
+    ) -> Stage:
+        """Has the booster add what is right of the samples that it knows."""
+        if not isinstance(self._booster, PatternBooster):
+            correct = unpack_bits(bits, self._task.weights.num_samples)
+            return self._booster.add(correct, is_final=is_final)
+        is_own = self._task.weights.own is not None
+        return self._booster.add(
+            own_bits if is_own else bits, is_final=is_final
+        )
+
+    def _mean_loss(self, scored: Scored) -> float:
+        """The mean of the losses by the first distribution."""
+        if isinstance(self._booster, PatternBooster):
+            is_own = self._task.weights.own is not None
+            part = slice(None) if is_own else scored.part
+            return self._booster.first_mean(scored.losses, part)
+        losses = self._processes.gather(scored.losses).astype(np.float64)
+        return float(self._task.weights.first_distribution @ losses)
 
     def _agree(self, step: int) -> None:
         """Sees to it that all processes have come to the same weights."""
@@ -144,7 +169,7 @@ class Rounds:
     def make_last_final(self) -> None:
         """The last checkpoint is the final model: its update is undone."""
         self.run.make_last_round_final()
-        self._booster = self.run.replay()
+        self._booster = self._replayed()
         self._task.weights.assign(self._booster.weights)
 
     @property
@@ -198,8 +223,19 @@ class Rounds:
             )
         return logs
 
-    def _score(self, step: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """Which samples are right, and the loss of each."""
+    def _score(
+        self, step: int, epoch: int
+    ) -> tuple[np.ndarray, np.ndarray, float]:
+        """Which samples are right, of all and of its own, and the mean loss.
+
+        As bits: nothing else that is as long is kept for the update.
+        """
+        scored = self._scored(step, epoch)
+        bits = self._processes.gather_bits(scored.correct)
+        own_bits = np.packbits(scored.correct)
+        return bits, own_bits, self._mean_loss(scored)
+
+    def _scored(self, step: int, epoch: int) -> Scored:
         in_training = -(-self._task.batch_size // self._scorer.num_replicas)
         try:
             with training_state.generators_kept(self._task.model):
