@@ -156,5 +156,9 @@ def _losses(outputs: Any, labels: Any, classifier: Classifier) -> Any:
         logs = ops.log_sigmoid(values)
     else:
         logs = ops.log_softmax(values)
-    own = ops.take_along_axis(logs, labels[:, None], axis=1)
-    return ops.minimum(-own[:, 0], -np.log(SMALLEST_PROBABILITY))
+    # Of operations that TensorFlow traces quickly: `take_along_axis` is not one.
+    is_label = ops.equal(
+        np.arange(logs.shape[1], dtype="int32"), labels[:, None]
+    )
+    own = ops.sum(ops.where(is_label, logs, 0.0), axis=1)
+    return ops.minimum(-own, -np.log(SMALLEST_PROBABILITY))
