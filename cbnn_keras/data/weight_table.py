@@ -21,16 +21,18 @@ class DenseTable:
 
     Args:
         distribution: omega to begin with, shape `(num_samples,)`.
-        own: The samples that are looked up.
+        own: The samples that are looked up; all by default.
 
     Attributes:
         distribution: omega, float64, of all samples.
         variable: n * omega, float32, of those that are looked up.
     """
 
-    def __init__(self, distribution: np.ndarray, own: slice) -> None:
+    def __init__(
+        self, distribution: np.ndarray, own: slice | None = None
+    ) -> None:
         self.distribution = distribution
-        self._own = own
+        self._own = own or slice(0, len(distribution))
         self.variable = _variable(self._mean_one(), name="sample_weights")
 
     def assign(self, weights: np.ndarray) -> None:
@@ -56,16 +58,19 @@ class GroupedTable:
 
     Args:
         weights: omega to begin with, of the samples that are looked up.
-        own: Which those are.
-        num_samples: n, of all.
+        own: Which those are; all by default.
+        num_samples: n, where they are not all.
     """
 
     def __init__(
-        self, weights: GroupedWeights, own: slice, num_samples: int
+        self,
+        weights: GroupedWeights,
+        own: slice | None = None,
+        num_samples: int | None = None,
     ) -> None:
-        self._own = own
-        self._num_all = num_samples
         self._num_samples = len(weights.groups)
+        self._own = own or slice(0, self._num_samples)
+        self._num_all = num_samples or self._num_samples
         self._num_blocks = -(-self._num_samples // _BLOCK)
         empty = np.zeros((0, _BLOCK), np.uint8)
         self._planes = _variable(empty, shape=[None, _BLOCK])
@@ -154,12 +159,10 @@ def weight_table(
         distribution: Of all samples.
         own: Those that are looked up; all by default.
     """
-    num_samples = len(distribution)
-    own = own or slice(0, num_samples)
     weights = grouped(distribution, own)
     if weights is None:
         return DenseTable(distribution, own)
-    return GroupedTable(weights, own, num_samples)
+    return GroupedTable(weights, own, len(distribution))
 
 
 def _behind(own: slice, index: tf.Tensor) -> tf.Tensor:

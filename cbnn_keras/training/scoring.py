@@ -156,7 +156,7 @@ def _losses(outputs: Any, labels: Any, classifier: Classifier) -> Any:
         logs = ops.log_sigmoid(values)
     else:
         logs = ops.log_softmax(values)
-    # Of operations that TensorFlow traces quickly: `take_along_axis` is not one.
+    # `take_along_axis` takes TensorFlow long to trace.
     is_label = ops.equal(
         np.arange(logs.shape[1], dtype="int32"), labels[:, None]
     )
