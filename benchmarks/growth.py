@@ -7,8 +7,8 @@ For n = 10^5 to 10^8, each measurement in a process of its own and in turns:
 
 - an update of the sample weights, from the bits of a round to the variable that
   batches look weights up in, with a float64 per sample and by patterns: seconds
-  of the processor a round, bytes a sample at the peak (a byte for the bit of
-  the round included; beyond what two million samples take), and how far the
+  of the processor a round, bytes a sample at the peak (the bits of the round
+  included; beyond what two million samples take), and how far the
   votes are apart (targets for patterns at 10^8: 3 s, 3 bytes, 1e-12);
 - the order of a pass, with all indices in memory and by a formula.
 
@@ -44,6 +44,7 @@ from cbnn_keras.boosting import Integers
 from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.data import order
 from cbnn_keras.data.weight_table import weight_table
+from cbnn_keras.runs.run import unpack_bits
 
 NUM_CLASSES = 100
 ERRORS = (0.5, 0.3, 0.2, 0.1, 0.08, 0.05)  # of the rounds
@@ -167,24 +168,27 @@ def update(num_samples: int) -> tuple[float, list[float]]:
     table: Any = weight_table(first)
     generator, seconds = np.random.default_rng(0), []
     for error in ERRORS:
-        correct = random_bits(generator, num_samples, error)
+        bits = random_bits(generator, num_samples, error)
         start = time.process_time()
-        booster.add(correct)
+        if isinstance(booster, patterns.PatternBooster):
+            booster.add(bits)
+        else:
+            booster.add(unpack_bits(bits, num_samples))
         table.assign(booster.weights)
         seconds.append(time.process_time() - start)
-        del correct
     return max(seconds), booster.votes
 
 
 def random_bits(
     generator: np.random.Generator, num_samples: int, error: float
 ) -> np.ndarray:
-    """Which samples are right, made in pieces that take no memory."""
-    correct = np.empty(num_samples, bool)
+    """Which samples are right, a bit each, made in pieces."""
+    bits = np.empty(-(-num_samples // 8), np.uint8)
     for i in range(0, num_samples, 2**16):
-        part = correct[i : i + 2**16]
-        np.greater(generator.random(len(part), np.float32), error, out=part)
-    return correct
+        size = min(2**16, num_samples - i)
+        part = generator.random(size, np.float32) > error
+        bits[i // 8 : -(-(i + size) // 8)] = np.packbits(part)
+    return bits
 
 
 def one_pass(num_samples: int) -> float:

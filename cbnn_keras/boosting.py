@@ -314,6 +314,11 @@ class Booster:
         """omega of the round to come, as it is kept."""
         return self.distribution
 
+    @property
+    def first(self) -> Floats:
+        """omega of the first round."""
+        return self._first
+
     def split(self, entries: Integers, counts: Integers) -> "Booster":
         """The same state for parts of its entries, of so many samples each."""
         finer = copy.copy(self)

@@ -197,8 +197,21 @@ def class_error(
         share = weights[part]
         for sums, of in ((of_class, share), (wrong, share * ~correct[part])):
             sums += np.bincount(labels[part], of, num_classes)
-    is_there = of_class > 0
-    return float(np.mean(wrong[is_there] / of_class[is_there]))
+    return mean_share(wrong, of_class)
+
+
+def mean_share(
+    parts: NDArray[np.float64], wholes: NDArray[np.float64]
+) -> float:
+    """The mean of part/whole over the wholes that are not 0.
+
+    Example:
+
+    >>> mean_share(np.array([1.0, 0.0, 1.0]), np.array([2.0, 0.0, 1.0]))
+    0.75
+    """
+    is_there = wholes > 0
+    return float(np.mean(parts[is_there] / wholes[is_there]))
 
 
 def negative_log_likelihood(

@@ -11,6 +11,7 @@ of `boosting.py`, which it is equal to but for the last bits.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -24,15 +25,21 @@ from cbnn_keras.boosting import (
     Policy,
     Stage,
 )
+from cbnn_keras.metrics import mean_share
 
 # Up to here a float64 per sample is no burden, and runs keep their last bits.
 LARGE = 2**24
 # More first weights than these are no groups.
 _MOST_GROUPS = 256
 # Samples that are counted at once: what is made on the way stays in the cache.
-_CHUNK = 2**17
+_CHUNK = 2**15
+# Binary places of numbers that are added as integers. They are added in two
+# halves, so that no sum of 2^38 of them is too large.
+_PLACES, _HALF = 44, 24
 
 Numbers = NDArray[np.unsignedinteger]
+# Booleans, or as `np.packbits` gives them.
+Flags = Bools | NDArray[np.uint8]
 # Gives the sum of an array of counts over all hosts.
 Exchange = Callable[[Integers], Integers]
 
@@ -89,11 +96,13 @@ class Patterns:
         self.numbers = groups.copy()
         self.num_patterns = num_patterns
 
-    def histogram(self, correct: Bools) -> Integers:
+    def histogram(self, correct: Flags) -> Integers:
         """How many samples of each pattern are wrong and how many right.
 
         Args:
-            correct: True where a checkpoint is right, shape `(num_samples,)`.
+            correct: True where a checkpoint is right, shape `(num_samples,)`,
+                or the same as `np.packbits` gives it, in an eighth of the
+                memory.
 
         Returns:
             Shape `(num_patterns, 2)`.
@@ -105,7 +114,7 @@ class Patterns:
             counts += np.bincount(codes, minlength=size)
         return counts.reshape(-1, 2)
 
-    def split(self, correct: Bools, histogram: Integers) -> None:
+    def split(self, correct: Flags, histogram: Integers) -> None:
         """Makes one pattern of the wrong and one of the right of each.
 
         Args:
@@ -123,15 +132,19 @@ class Patterns:
             numbers[part] = renumbered[self._codes(correct, part)]
         self.numbers = numbers
 
-    def _codes(self, correct: Bools, part: slice) -> NDArray[np.intp]:
+    def _codes(self, correct: Flags, part: slice) -> NDArray[np.intp]:
         codes = self.numbers[part].astype(np.intp)
         codes *= 2
-        codes += correct[part]
+        if correct.dtype == bool:
+            codes += correct[part]
+        else:  # chunks begin with a byte
+            bits = correct[part.start // 8 : -(-part.stop // 8)]
+            codes += np.unpackbits(bits.view(np.uint8), count=len(codes))
         return codes
 
     def _chunks(self) -> Iterator[slice]:
         # A histogram is added once a chunk: none is larger than its chunk.
-        size = max(_CHUNK, 2 * self.num_patterns)
+        size = max(_CHUNK, 8 * self.num_patterns)
         return _slices(len(self.numbers), size)
 
 
@@ -176,6 +189,7 @@ class PatternBooster:
         self._patterns = Patterns(first.groups, len(first.values))
         # Its entries are patterns.
         self._booster = Booster(first.values, num_classes, policy)
+        self._num_classes = num_classes
         self._exchange = exchange
 
     @property
@@ -200,8 +214,57 @@ class PatternBooster:
         """As of `boosting.Booster`."""
         return self._booster.may_continue()
 
-    def add(self, correct: Bools, *, is_final: bool = False) -> Stage:
-        """As of `boosting.Booster`."""
+    def first_mean(self, values: NDArray[np.float32], part: slice) -> float:
+        """The mean of a number per sample, by the first round's omega.
+
+        Numbers are added as integers, multiples of 2^-44, so that the sum is
+        the same however they are shared out among hosts. Call it before `add`.
+
+        Args:
+            values: At least 0 and below 2^18, of the samples of `part`.
+            part: Which of the samples of `first` they are; every sample is in
+                that of one host.
+        """
+        sums = np.zeros((self._patterns.num_patterns, 2), np.int64)
+        numbers = self._patterns.numbers[part]
+        for chunk in _slices(len(values), _CHUNK):
+            steps = np.rint(values[chunk].astype(np.float64) * 2.0**_PLACES)
+            entries = numbers[chunk].astype(np.intp)
+            halves = np.divmod(steps.astype(np.int64), 2**_HALF)
+            for column, half in enumerate(halves):
+                np.add.at(sums[:, column], entries, half)
+        totals = [(int(a) << _HALF) + int(b) for a, b in self._exchange(sums)]
+        first = self._booster.first
+        return math.fsum(w * t for w, t in zip(first, totals, strict=True)) / (
+            2.0**_PLACES
+        )
+
+    def first_class_error(
+        self, correct: Bools, labels: Integers, part: slice
+    ) -> float:
+        """`metrics.class_error` by the first round's omega.
+
+        From counts, so that it is the same however samples are shared out
+        among hosts. Call it before `add`.
+
+        Args:
+            correct: Which samples of `part` are right.
+            labels: Their class indices.
+            part: As in `first_mean`.
+        """
+        values, groups = np.unique(self._booster.first, return_inverse=True)
+        shape = (len(values), self._num_classes, 2)
+        size = math.prod(shape)
+        counts = np.zeros(size, np.int64)
+        numbers = self._patterns.numbers[part]
+        for chunk in _slices(len(labels), max(_CHUNK, 8 * size)):
+            codes = groups[numbers[chunk]] * self._num_classes + labels[chunk]
+            counts += np.bincount(2 * codes + correct[chunk], minlength=size)
+        sums = np.tensordot(values, self._exchange(counts).reshape(shape), 1)
+        return mean_share(sums[:, 0], sums.sum(axis=1))
+
+    def add(self, correct: Flags, *, is_final: bool = False) -> Stage:
+        """As of `boosting.Booster`; also of packed bits."""
         histogram = self._exchange(self._patterns.histogram(correct))
         patterns, sides = np.nonzero(histogram)
         finer = self._booster.split(patterns, histogram[patterns, sides])
@@ -213,7 +276,11 @@ class PatternBooster:
 
 
 def begin_boosting(
-    distribution: Floats, num_classes: int, policy: Policy
+    distribution: Floats,
+    num_classes: int,
+    policy: Policy,
+    own: slice | None = None,
+    exchange: Exchange = lambda counts: counts,
 ) -> Booster | PatternBooster:
     """The state of boosting before the first round.
 
@@ -221,14 +288,18 @@ def begin_boosting(
         distribution: The first round's omega, shape `(num_samples,)`.
         num_classes: k.
         policy: How checkpoints vote and what becomes of the weights.
+        own: Of several hosts, the samples whose patterns this one keeps; all
+            by default.
+        exchange: See `PatternBooster`.
 
     Returns:
-        A `PatternBooster` for more than `LARGE` samples of few weights.
+        A `PatternBooster` for more than `LARGE` samples of few weights. The
+        other one is always of all samples.
     """
-    first = grouped(distribution)
+    first = grouped(distribution, own)
     if first is None:
         return Booster(distribution, num_classes, policy)
-    return PatternBooster(first, num_classes, policy)
+    return PatternBooster(first, num_classes, policy, exchange)
 
 
 def uniform(num_samples: int) -> Floats:
@@ -241,11 +312,14 @@ def uniform(num_samples: int) -> Floats:
     return np.broadcast_to(np.float64(1 / num_samples), (num_samples,))
 
 
-def grouped(distribution: Floats) -> GroupedWeights | None:
+def grouped(
+    distribution: Floats, own: slice | None = None
+) -> GroupedWeights | None:
     """omega as groups, where it is long enough to gain by it.
 
     Args:
         distribution: Shape `(num_samples,)`.
+        own: The samples whose groups are to be had; all by default.
 
     Returns:
         None for up to `LARGE` samples, or more than 256 different values.
@@ -253,7 +327,8 @@ def grouped(distribution: Floats) -> GroupedWeights | None:
     num_samples = len(distribution)
     if num_samples <= LARGE:
         return None
-    groups = np.zeros(num_samples, np.uint8)
+    own_part = distribution if own is None else distribution[own]
+    groups = np.zeros(len(own_part), np.uint8)
     if distribution.strides == (0,):  # `uniform` made it
         return GroupedWeights(groups, distribution[:1].copy())
     values = distribution[:1]
@@ -261,8 +336,8 @@ def grouped(distribution: Floats) -> GroupedWeights | None:
         values = np.union1d(values, distribution[part])
         if len(values) > _MOST_GROUPS:
             return None
-    for part in _slices(num_samples, _CHUNK):
-        groups[part] = np.searchsorted(values, distribution[part])
+    for part in _slices(len(groups), _CHUNK):
+        groups[part] = np.searchsorted(values, own_part[part])
     return GroupedWeights(groups, values)
 
 

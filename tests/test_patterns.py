@@ -1,6 +1,7 @@
 """Tests of the arithmetic by patterns, against that with a number a sample."""
 
 import dataclasses
+import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbnn_keras import patterns
+from cbnn_keras import metrics, patterns
 from cbnn_keras.boosting import Booster
 from cbnn_keras.boosting_policies import Boosting, BoostingFromFirst, EqualVotes
 from cbnn_keras.patterns import (
@@ -167,6 +168,95 @@ def test_hosts_that_exchange_counts_agree_to_the_last_bit(num_hosts):
     np.testing.assert_array_equal(
         np.concatenate([omega for _, omega in found]), alone.distribution
     )
+
+
+@reproducible
+@given(cases(), st.integers(1, 4))
+def test_packed_bits_are_the_same(case, chunk):
+    """Also of several chunks, the last of which fills no byte."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(patterns, "_CHUNK", 8 * chunk)
+        one, other = (
+            PatternBooster(case.first, case.num_classes, case.policy)
+            for _ in range(2)
+        )
+        for correct, is_final in case.rounds():
+            assert one.add(correct, is_final=is_final) == other.add(
+                np.packbits(correct), is_final=is_final
+            )
+            np.testing.assert_array_equal(one.distribution, other.distribution)
+
+
+@pytest.mark.parametrize("num_hosts", [1, 2, 5])
+def test_a_mean_of_losses_is_the_same_on_any_number_of_hosts(num_hosts):
+    generator = np.random.default_rng(3)
+    groups = generator.integers(0, 3, 5000).astype(np.uint8)
+    values = np.array([1.0, 4.0, 0.0])
+    first = GroupedWeights(groups, values / values[groups].sum())
+    losses = generator.exponential(size=5000).astype("f4")
+    losses[:3] = 0, 16.118, 1e-9
+    correct = generator.random(5000) < 0.8
+    exchange = all_reduce(num_hosts)
+
+    def host(part):
+        own = GroupedWeights(groups[part], first.values)
+        booster = PatternBooster(own, 3, Boosting(0.2), exchange)
+        before = booster.first_mean(losses[part], slice(None))
+        booster.add(correct[part])  # which splits the groups
+        half = len(part) // 2
+        rest = booster.first_mean(losses[part[half:]], slice(half, None))
+        return before, booster.first_mean(losses[part], slice(None)), rest
+
+    parts = np.array_split(np.arange(5000), num_hosts)
+    with ThreadPoolExecutor(num_hosts) as threads:
+        found = list(threads.map(host, parts))
+    assert len(set(found)) == 1  # all hosts alike
+    before, after, rest = found[0]
+    expected = math.fsum(first.dense() * losses)
+    assert before == after == pytest.approx(expected, rel=1e-12)
+    alone = PatternBooster(first, 3, Boosting(0.2))
+    assert before == alone.first_mean(losses, slice(None))
+    halves = np.concatenate([part[len(part) // 2 :] for part in parts])
+    assert rest == pytest.approx(
+        math.fsum(first.dense()[halves] * losses[halves]), rel=1e-12
+    )
+
+
+@pytest.mark.parametrize("num_hosts", [1, 3])
+def test_class_error_of_hosts_is_that_of_all(num_hosts):
+    """Against the sum over samples, with a class that nobody has."""
+    generator = np.random.default_rng(5)
+    first = GroupedWeights(
+        generator.integers(0, 2, 5000).astype(np.uint8),
+        np.array([1.0, 3.0]) / 10_000,
+    )
+    labels = generator.choice(4, 5000, p=[0.9, 0.09, 0, 0.01])
+    correct = generator.random(5000) < 0.7
+    exchange = all_reduce(num_hosts)
+
+    def host(part):
+        own = GroupedWeights(first.groups[part], first.values)
+        booster = PatternBooster(own, 4, Boosting(0.2), exchange)
+        given = correct[part], labels[part], slice(None)
+        before = booster.first_class_error(*given)
+        booster.add(correct[part])
+        return before, booster.first_class_error(*given)
+
+    parts = np.array_split(np.arange(5000), num_hosts)
+    with ThreadPoolExecutor(num_hosts) as threads:
+        found = {value for both in threads.map(host, parts) for value in both}
+    assert len(found) == 1
+    expected = metrics.class_error(correct, labels, first.dense())
+    assert found.pop() == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_host_keeps_the_groups_of_its_own(few_are_large):
+    omega = np.array([0.2, 0.1, 0.1, 0.2, 0.3, 0.0, 0.1])
+    found = grouped(omega, slice(3, 6))
+    assert found.values.tolist() == [0.0, 0.1, 0.2, 0.3]  # of all
+    assert found.groups.tolist() == [2, 3, 0]
+    many = grouped(uniform(7), slice(2, 4))
+    assert many.groups.tolist() == [0, 0] and many.values.tolist() == [1 / 7]
 
 
 def test_values_by_hand():

@@ -152,6 +152,12 @@ class _Averaging(Actions):
                 for mean, weight in zip(self._means, weights, strict=True)
             ]
         )
+        if task.samples.own is not None:
+            raise ValueError(
+                "StochasticWeightAveraging: of very many samples each process "
+                "has its own, and statistics of BatchNorm are not collected "
+                "over several. Train in one process."
+            )
         batches = task.samples.shuffled_inputs(task.batch_size, task.shuffle)
         num_batches = -(-task.samples.num_samples // task.batch_size)
         recompute_statistics(

@@ -18,7 +18,7 @@ def as_inputs(x: Any, y: Any) -> Any:
     A list or tuple is a structure of several inputs, as in Keras, unless it
     holds what cannot be one: numbers, texts, rows, or one array a sample.
     """
-    return tf.nest.map_structure(as_tensor, _inputs_of(x, _length(y)))
+    return tf.nest.map_structure(as_tensor, inputs_of(x, length(y)))
 
 
 def as_labels(y: Any) -> tuple[tf.Tensor, list[str] | None]:
@@ -114,23 +114,24 @@ def listed(names: list[Any]) -> str:
     return shown if len(names) <= 10 else f"{shown}, ... ({len(names)} in all)"
 
 
-def _length(y: Any) -> int | None:
+def length(y: Any) -> int | None:
+    """How many entries an array or a list has, if it is one."""
     shape = getattr(y, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None
     return len(y) if isinstance(y, (list, tuple)) else None
 
 
-def _inputs_of(x: Any, num: int | None) -> Any:
+def inputs_of(x: Any, num: int | None) -> Any:
     """The structure of inputs, with arrays instead of lists of samples."""
     if isinstance(x, dict):
-        return {name: _inputs_of(part, num) for name, part in x.items()}
+        return {name: inputs_of(part, num) for name, part in x.items()}
     if not isinstance(x, (list, tuple)):
         return x
     if _holds_samples(x, num):
         return _array_of_list(x)
     # Tuples, as Keras does: tf.data stacks a list into a tensor.
-    return tuple(_inputs_of(part, num) for part in x)
+    return tuple(inputs_of(part, num) for part in x)
 
 
 def _holds_samples(x: list[Any] | tuple[Any, ...], num: int | None) -> bool:

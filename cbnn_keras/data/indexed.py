@@ -8,6 +8,7 @@ score them), and the labels in that order. What the samples weigh is in
 """
 
 import abc
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -51,10 +52,13 @@ class Samples(abc.ABC):
     Attributes:
         num_samples: n.
         class_names: The names of the classes, where labels had names.
+        own: The samples that this process has, or None if it has all: inputs
+            in the order of the index, and labels, are of these.
     """
 
     num_samples: int
     class_names: list[str] | None = None
+    own: slice | None = None
 
     @abc.abstractmethod
     def training_batches(
@@ -99,6 +103,17 @@ class Samples(abc.ABC):
             finish=lambda index, x, y: x,
         )
         yield from batches.prefetch(tf.data.AUTOTUNE)
+
+    def shuffled_parts(
+        self, batch_size: int, shuffle: bool | int, num_batches: int
+    ) -> list[Iterator[Any]]:
+        """So many of `shuffled_inputs`; of several devices, each one's."""
+        batches = self.shuffled_inputs(batch_size, shuffle)
+        return [itertools.islice(batches, num_batches)]
+
+    def num_batches(self, batch_size: int) -> int:
+        """How many `inputs` gives."""
+        return -(-self.num_samples // batch_size)
 
     @abc.abstractmethod
     def labels(self, track: Track = untracked) -> np.ndarray:
@@ -156,17 +171,17 @@ class ArraySamples(Samples):
             blocks = order.index_blocks(self.num_samples, shuffle, next_key)
             indices = blocks.rebatch(batch_size)
             if self._num_bytes * batch_size <= _LIGHT_BATCH * self.num_samples:
-                return indices.map(lambda i: finish(i, *self._take(i)))
-            return _finished(indices.map(lambda i: (i, *self._take(i))), finish)
+                return indices.map(lambda i: finish(i, *self.take(i)))
+            return _finished(indices.map(lambda i: (i, *self.take(i))), finish)
 
         def one_pass(_: tf.Tensor) -> tf.data.Dataset:
             key = next_key()
             blocks = order.blocks_of_pass(self.num_samples, shuffle, key)
-            return _with_key(blocks.unbatch(), key)
+            return with_key(blocks.unbatch(), key)
 
         def one_sample(index: tf.Tensor, key: tf.Tensor) -> Any:
-            x, y = self._take(index)
-            return index, augment(x, _sample_seed(key, index)), y
+            x, y = self.take(index)
+            return index, augment(x, sample_seed(key, index)), y
 
         return _finished(
             tf.data.Dataset.range(1)
@@ -179,9 +194,7 @@ class ArraySamples(Samples):
     def inputs(self, batch_size: int) -> Iterator[Any]:
         starts = tf.data.Dataset.range(0, self.num_samples, batch_size)
         yield from starts.map(
-            lambda start: tf.nest.map_structure(
-                lambda array: array[start : start + batch_size], self._x
-            ),
+            lambda start: self.between(start, start + batch_size),
             num_parallel_calls=tf.data.AUTOTUNE,
         ).prefetch(tf.data.AUTOTUNE)
 
@@ -195,7 +208,12 @@ class ArraySamples(Samples):
         )
         return ArraySamples(*first), others
 
-    def _take(self, index: tf.Tensor) -> tuple[Any, tf.Tensor]:
+    def between(self, start: tf.Tensor, stop: tf.Tensor) -> Any:
+        """Inputs from one position to another."""
+        return tf.nest.map_structure(lambda array: array[start:stop], self._x)
+
+    def take(self, index: tf.Tensor) -> tuple[Any, tf.Tensor]:
+        """Inputs and labels by index."""
         return tf.nest.map_structure(
             lambda array: tf.gather(array, index), (self._x, self._y)
         )
@@ -264,7 +282,7 @@ class DatasetSamples(Samples):
                 samples = samples.shuffle(
                     buffer, seed=seed, reshuffle_each_iteration=False
                 )
-            return samples if augment is None else _with_key(samples, key)
+            return samples if augment is None else with_key(samples, key)
 
         passes = tf.data.Dataset.range(1).flat_map(one_pass)
         if augment is None:
@@ -276,7 +294,7 @@ class DatasetSamples(Samples):
             sample: tuple[tf.Tensor, tuple[Any, tf.Tensor]], key: tf.Tensor
         ) -> Any:
             index, (x, y) = sample
-            return index, augment(x, _sample_seed(key, index)), y
+            return index, augment(x, sample_seed(key, index)), y
 
         return _finished(
             passes.map(one_sample, num_parallel_calls=tf.data.AUTOTUNE).batch(
@@ -376,13 +394,13 @@ def _finished(
     return batches.prefetch(tf.data.AUTOTUNE).map(finish)
 
 
-def _with_key(dataset: tf.data.Dataset, key: tf.Tensor) -> tf.data.Dataset:
+def with_key(dataset: tf.data.Dataset, key: tf.Tensor) -> tf.data.Dataset:
     return tf.data.Dataset.zip(
         dataset, tf.data.Dataset.from_tensors(key).repeat()
     )
 
 
-def _sample_seed(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+def sample_seed(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
     return tf.random.experimental.stateless_fold_in(key, index)
 
 

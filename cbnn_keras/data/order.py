@@ -16,6 +16,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from cbnn_keras.data import sharding
+
 # Up to here a pass keeps its indices in memory, and has always had them so.
 LARGE = 2**24
 # Indices that are computed at once.
@@ -58,6 +60,86 @@ def blocks_of_pass(
         return permuted(positions, num_samples, key) if shuffle else positions
 
     return tf.data.Dataset.range(0, num_samples, _BLOCK).map(block)
+
+
+def shard_batches(
+    num_samples: int,
+    shuffle: bool | int,
+    key: tf.Tensor,
+    part: sharding.Part,
+    batch_size: int,
+) -> tf.data.Dataset:
+    """The samples of a process, of a pass in which each device has its own.
+
+    Every batch has as many of each device's samples. A last one that does not
+    divide is filled up with samples that count nothing, and the others count
+    more, as in `sharding.local_part`.
+
+    Args:
+        num_samples: n, of all processes.
+        shuffle: Whether each device's samples are shuffled.
+        key: Of the pass.
+        part: Which process it is.
+        batch_size: Of all devices together, a multiple of their number.
+
+    Returns:
+        Vectors of indices, int64, and of the share that each counts by where
+        the loss is a mean, float32.
+    """
+    num_full, num_left = divmod(num_samples, batch_size)
+    piece = batch_size // part.num_devices
+    at_once = max(_BLOCK // batch_size, 1)
+
+    def full(first: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        stop = tf.minimum(first + at_once, num_full)
+        positions = tf.range(first * piece, stop * piece)
+        index, _ = _of_devices(positions, num_samples, shuffle, key, part)
+        # A row for each batch, in it the devices one after the other.
+        rows = tf.reshape(index, [len(index), -1, piece])
+        rows = tf.reshape(
+            tf.transpose(rows, [1, 0, 2]), [-1, len(index) * piece]
+        )
+        return rows, tf.ones_like(rows, tf.float32)
+
+    batches = tf.data.Dataset.range(0, num_full, at_once).map(full).unbatch()
+    if not num_left:
+        return batches
+    own = -(-num_left // part.num_devices)
+    positions = tf.range(num_full * piece, num_full * piece + own)
+    positions = tf.cast(positions, tf.int64)
+    index, is_there = _of_devices(positions, num_samples, shuffle, key, part)
+    share = tf.cast(is_there, tf.float32) * (own * part.num_devices / num_left)
+    last = [tf.reshape(x, [-1]) for x in (index, share)]
+    return batches.concatenate(tf.data.Dataset.from_tensors(tuple(last)))
+
+
+def _of_devices(
+    positions: tf.Tensor,
+    num_samples: int,
+    shuffle: bool | int,
+    key: tf.Tensor,
+    part: sharding.Part,
+) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Samples at positions of a pass through those of each device.
+
+    And whether there is one, or the first ones come again.
+    """
+    index, is_there = [], []
+    for device, own in part.shards(num_samples).items():
+        num = own.stop - own.start
+        found = positions % num
+        if shuffle:
+            # The order of all samples, where one device has all.
+            is_only = part.num_devices == 1
+            own_key = key if is_only else _folded(key, device)
+            found = permuted(found, num, own_key)
+        index.append(own.start + found)
+        is_there.append(positions < num)
+    return index, is_there
+
+
+def _folded(key: tf.Tensor, number: int) -> tf.Tensor:
+    return tf.random.experimental.stateless_fold_in(key, number)
 
 
 def permuted(

@@ -193,7 +193,8 @@ def weighted_pipeline(
     track = Reporter(verbose=int(processes.is_first)).tracker(
         "reading the samples"
     )
-    source = read_source(x, y, num_samples, track)
+    part = own_part()
+    source = read_source(x, y, num_samples, track, part)
     samples, size = source.samples, batch_size or source.batch_size or 32
     weight = start_weights(
         samples, sample_weight, class_weight, source.class_names, track
@@ -203,6 +204,8 @@ def weighted_pipeline(
         samples, validation_data = hold_out(samples, share, size, track)
         weight = None if weight is None else weight[: samples.num_samples]
     _check_divisible(min(size, samples.num_samples))
+    if samples.own is not None:
+        _check_shares(size, part)
     if shuffle is None:
         shuffle = source.shuffle or True
     weights = SampleWeights(
@@ -214,7 +217,7 @@ def weighted_pipeline(
         shuffle=shuffle,
         class_names=source.class_names,
         file_seed=source.file_seed,
-        part=own_part(),
+        part=part,
     )
     if seed is None and processes.count > 1:
         # The same for all, also where nobody has seeded their generators.
@@ -330,6 +333,17 @@ def _check_augment(augment: Augment | None) -> None:
         ) from None
     except ValueError:
         pass  # no signature to be had, as of some built-in callables
+
+
+def _check_shares(batch_size: int, part: sharding.Part | None) -> None:
+    """Of very many samples each device has as many in a batch as the others."""
+    num = 1 if part is None else part.num_devices
+    if batch_size % num:
+        raise ValueError(
+            f"weighted(batch_size={batch_size}): of so many samples each of "
+            f"{num} devices has its own, as many in every batch. Choose a "
+            f"multiple of {num}."
+        )
 
 
 def _check_divisible(batch_size: int) -> None:

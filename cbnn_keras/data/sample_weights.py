@@ -66,6 +66,7 @@ class SampleWeights:
 
     Attributes:
         first_distribution: The omega that training starts with.
+        own: The samples that this process has, or None if it has all.
         has_own_seed: Whether the seed was given and not drawn.
         num_batches: The batches of a pass; None for a pipeline of the user's.
         can_be_divided: Whether a strategy can have the samples.
@@ -93,6 +94,7 @@ class SampleWeights:
         self.samples = samples
         self.batch_size = batch_size
         self.shuffle = shuffle
+        self.own = None if samples is None else samples.own
         self.num_batches = batch_size and -(-num_samples // batch_size)
         self.can_be_divided = True
         self.has_own_seed = seed is not None
@@ -106,7 +108,7 @@ class SampleWeights:
     def _make_variables(self) -> _Variables:
         with tf.device("CPU:0"):
             return _Variables(
-                table=weight_table(self.first_distribution),
+                table=weight_table(self.first_distribution, self.own),
                 stream=tf.Variable([self.seed, 0], dtype=tf.int64),
                 num_lookups=tf.Variable(0, dtype=tf.int64),
                 num_replicas=tf.Variable(0),
@@ -116,16 +118,17 @@ class SampleWeights:
 
     @property
     def variable(self) -> tf.Variable:
-        """n * omega, float32, shape `(num_samples,)`.
+        """n * omega, float32, of all samples that this process has.
 
-        Mean 1, because Keras divides a batch's loss by its size and not by its
-        weights. For very many samples it is a copy: see `GroupedTable`.
+        Mean 1 over all, because Keras divides the loss of a batch by its size
+        and not by its weights. For very many samples it is a copy: see
+        `GroupedTable`.
         """
         return self._variables.table.variable
 
     @property
     def distribution(self) -> np.ndarray:
-        """omega, float64, sums to 1."""
+        """omega, float64; that of all samples sums to 1."""
         return self._variables.table.distribution
 
     @property
@@ -252,6 +255,11 @@ class SampleWeights:
     ) -> tuple[Any, tf.Tensor, tf.Tensor]:
         if self.part is None:
             return x, y, self.look_up(index)
+        if self.own is not None:
+            index, share = index  # see `ShardedSamples`
+            is_there = tf.cast(share > 0, tf.float32)
+            share = tf.where(self._variables.is_averaged, share, is_there)
+            return x, y, self.look_up(index) * share
         rows, factor = sharding.local_part(
             tf.size(index, tf.int32), self.part, self._variables.is_averaged
         )

@@ -1,7 +1,8 @@
 """How a batch is divided: what several replicas need to make of it the same.
 
 `spread` is for `tf.distribute`, whose replicas take a whole batch apart;
-`local_part` for processes that each get their own part of it.
+`local_part` for processes that each get their own part of it. Of very many
+samples each device has a range of its own: see `sharded.py`.
 """
 
 import dataclasses
@@ -71,6 +72,18 @@ class Part:
     count: int
     num_devices: int
 
+    def own(self, num_samples: int) -> slice:
+        """The samples of this process, where each device has its own."""
+        return own_range(num_samples, self.index, self.count)
+
+    def shards(self, num_samples: int) -> dict[int, slice]:
+        """Those of each of its devices, by the number of the device."""
+        num = self.num_devices // self.count
+        return {
+            device: own_range(num_samples, device, self.num_devices)
+            for device in range(self.index * num, (self.index + 1) * num)
+        }
+
 
 def local_part(
     size: tf.Tensor, part: Part, is_averaged: tf.Tensor
@@ -99,5 +112,5 @@ def local_part(
 
 
 def own_range(num: int, index: int, count: int) -> slice:
-    """Which of so many batches a process scores: as many as the others."""
+    """Which of so many things one of several takes: as many as the others."""
     return slice(num * index // count, num * (index + 1) // count)

@@ -13,7 +13,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras.data.conversion import as_labels
+from cbnn_keras.data import order
+from cbnn_keras.data.conversion import as_labels, length
 from cbnn_keras.data.indexed import (
     ArraySamples,
     DatasetSamples,
@@ -21,6 +22,8 @@ from cbnn_keras.data.indexed import (
     Track,
     untracked,
 )
+from cbnn_keras.data.sharded import ShardedSamples
+from cbnn_keras.data.sharding import Part
 from cbnn_keras.data.steadiness import UnsteadyError
 from cbnn_keras.data.unshuffled import unshuffled
 
@@ -57,6 +60,7 @@ def read_source(
     y: Any = None,
     num_samples: int | None = None,
     track: Track = untracked,
+    part: Part | None = None,
 ) -> Source:
     """Finds out what was given, and makes samples of it.
 
@@ -65,6 +69,7 @@ def read_source(
         y: Likewise.
         num_samples: How many samples a dataset has, if the user says so.
         track: Shows the progress of counting.
+        part: Which part of batches this process takes, or None for all.
 
     Raises:
         ValueError: If it is nothing that samples can be made of.
@@ -101,7 +106,11 @@ def read_source(
             "weighted(num_samples=...) is for datasets; arrays know their "
             "length."
         )
-    samples = ArraySamples(x, y)
+    samples: Samples
+    if part is not None and (length(y) or 0) > order.LARGE:
+        samples = ShardedSamples(x, y, part)
+    else:
+        samples = ArraySamples(x, y)
     return Source(samples, class_names=samples.class_names)
 
 

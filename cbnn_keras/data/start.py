@@ -8,6 +8,7 @@ import numpy as np
 from cbnn_keras.data.conversion import listed
 from cbnn_keras.data.indexed import Samples, Track
 from cbnn_keras.data.sample_weights import one_per_sample
+from cbnn_keras.models import engine
 
 
 def start_weights(
@@ -35,6 +36,8 @@ def start_weights(
     if class_weight is None:
         return sample_weight
     labels = class_numbers(samples.labels(track))
+    if samples.own is not None:
+        labels = engine.in_use().processes().gather(labels)
     factors = np.ones(len(labels))
     for name, factor in _by_number(class_weight, class_names).items():
         chosen = labels == name
@@ -66,6 +69,7 @@ def hold_out(
             "samples, one part would be empty. Give more samples, or another "
             "share."
         )
+    parts = samples.split(num, batch_size)
     labels = class_numbers(samples.labels(track))
     unseen = np.setdiff1d(labels[num:], labels[:num])
     if len(unseen):
@@ -75,7 +79,7 @@ def hold_out(
             f"{len(labels) - num} samples, so the data seem to be sorted. "
             "Shuffle them first, x and y alike, or split them yourself."
         )
-    return samples.split(num, batch_size)
+    return parts
 
 
 def class_numbers(labels: np.ndarray) -> np.ndarray:

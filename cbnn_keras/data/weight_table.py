@@ -13,7 +13,7 @@ from cbnn_keras.patterns import GroupedWeights, grouped
 
 # Samples in a row of the table of groups, and rows that are written at once.
 _BLOCK = 2**16
-_NUM_ROWS = 16
+_NUM_ROWS = 2
 
 
 class DenseTable:
@@ -21,14 +21,18 @@ class DenseTable:
 
     Args:
         distribution: omega to begin with, shape `(num_samples,)`.
+        own: The samples that are looked up; all by default.
 
     Attributes:
-        distribution: omega, float64.
-        variable: n * omega, float32, shape `(num_samples,)`.
+        distribution: omega, float64, of all samples.
+        variable: n * omega, float32, of those that are looked up.
     """
 
-    def __init__(self, distribution: np.ndarray) -> None:
+    def __init__(
+        self, distribution: np.ndarray, own: slice | None = None
+    ) -> None:
         self.distribution = distribution
+        self._own = own or slice(0, len(distribution))
         self.variable = _variable(self._mean_one(), name="sample_weights")
 
     def assign(self, weights: np.ndarray) -> None:
@@ -38,10 +42,11 @@ class DenseTable:
 
     def look_up(self, index: tf.Tensor) -> tf.Tensor:
         """n * omega of samples by index, float32."""
-        return tf.gather(self.variable, index)
+        return tf.gather(self.variable, _behind(self._own, index))
 
     def _mean_one(self) -> np.ndarray:
-        return (len(self.distribution) * self.distribution).astype("f4")
+        own = self.distribution[self._own]
+        return (len(self.distribution) * own).astype("f4")
 
 
 class GroupedTable:
@@ -52,11 +57,20 @@ class GroupedTable:
     Numbers of two bytes have two such planes, one below the other.
 
     Args:
-        weights: omega to begin with.
+        weights: omega to begin with, of the samples that are looked up.
+        own: Which those are; all by default.
+        num_samples: n, where they are not all.
     """
 
-    def __init__(self, weights: GroupedWeights) -> None:
+    def __init__(
+        self,
+        weights: GroupedWeights,
+        own: slice | None = None,
+        num_samples: int | None = None,
+    ) -> None:
         self._num_samples = len(weights.groups)
+        self._own = own or slice(0, self._num_samples)
+        self._num_all = num_samples or self._num_samples
         self._num_blocks = -(-self._num_samples // _BLOCK)
         empty = np.zeros((0, _BLOCK), np.uint8)
         self._planes = _variable(empty, shape=[None, _BLOCK])
@@ -70,12 +84,12 @@ class GroupedTable:
 
     @property
     def distribution(self) -> np.ndarray:
-        """omega, float64, shape `(num_samples,)`; made whenever it is read."""
+        """omega of those, float64; made whenever it is read."""
         return self._values[self._numbers()]
 
     @property
     def variable(self) -> tf.Variable:
-        """n * omega, float32, shape `(num_samples,)`.
+        """n * omega of those, float32.
 
         A copy for those who ask, which `assign` keeps up to date: what is
         written to it changes no batch.
@@ -106,7 +120,8 @@ class GroupedTable:
 
     def look_up(self, index: tf.Tensor) -> tf.Tensor:
         """n * omega of samples by index, float32."""
-        place = tf.cast(index, tf.int64)[..., None] + self._offsets
+        place = tf.cast(_behind(self._own, index), tf.int64)
+        place = place[..., None] + self._offsets
         cell = tf.stack([place // _BLOCK, place % _BLOCK], axis=-1)
         found = tf.cast(self._planes.gather_nd(cell), tf.int64)
         numbers = tf.reduce_sum(found * self._places, axis=-1)
@@ -124,7 +139,7 @@ class GroupedTable:
         )
 
     def _mean_one(self) -> np.ndarray:
-        return (self._num_samples * self._values).astype("f4")
+        return (self._num_all * self._values).astype("f4")
 
     def _numbers(self) -> np.ndarray:
         """The group of each sample, as it is looked up."""
@@ -135,12 +150,24 @@ class GroupedTable:
         return numbers
 
 
-def weight_table(distribution: np.ndarray) -> DenseTable | GroupedTable:
-    """The table for samples that begin with this omega."""
-    weights = grouped(distribution)
-    return (
-        DenseTable(distribution) if weights is None else GroupedTable(weights)
-    )
+def weight_table(
+    distribution: np.ndarray, own: slice | None = None
+) -> DenseTable | GroupedTable:
+    """The table for samples that begin with this omega.
+
+    Args:
+        distribution: Of all samples.
+        own: Those that are looked up; all by default.
+    """
+    weights = grouped(distribution, own)
+    if weights is None:
+        return DenseTable(distribution, own)
+    return GroupedTable(weights, own, len(distribution))
+
+
+def _behind(own: slice, index: tf.Tensor) -> tf.Tensor:
+    """Positions among the own samples."""
+    return index - own.start if own.start else index
 
 
 def _variable(value: np.ndarray, **options: object) -> tf.Variable:

@@ -5,7 +5,7 @@ its own: the moving statistics have to be collected anew.
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -14,6 +14,9 @@ import numpy as np
 from cbnn_keras.models import engine, keras_internals
 from cbnn_keras.models.engine_interface import Moments
 from cbnn_keras.models.state import generators_kept
+
+# Of each layer: sums of means, of squares, and of the samples they are of.
+_Sums = list[list[Any]]
 
 
 def recompute_statistics(model: keras.Model, batches: Iterable[Any]) -> None:
@@ -46,14 +49,30 @@ class StatisticsRecomputer:
 
     def __call__(self, batches: Iterable[Any]) -> None:
         """Sets the statistics for the weights that the model has now."""
+        self._recompute([batches], lambda sums: sums)
+
+    def from_parts(self, parts: Sequence[Iterable[Any]]) -> None:
+        """The same, where each process has some parts of the batches.
+
+        Parts are added in the order of processes, so that it is all the same
+        which process has which; all have as many.
+        """
+        self._recompute(parts, _of_all_processes)
+
+    def _recompute(
+        self,
+        parts: Sequence[Iterable[Any]],
+        exchange: Callable[[list["_Sums"]], list["_Sums"]],
+    ) -> None:
         if not self._layers:
             return
         kept = [np.array(weight) for weight in self._model.get_weights()]
         with generators_kept(self._model):
             try:
-                statistics = _collect(self._forward, batches)
+                sums = [_collect(self._forward, part) for part in parts]
             finally:
                 self._model.set_weights(kept)
+        statistics = _statistics(exchange(sums))
         for layer, found in zip(self._layers, statistics, strict=True):
             if found is None:
                 warnings.warn(
@@ -79,12 +98,8 @@ def _batch_norms(model: keras.Model) -> list[keras.layers.BatchNormalization]:
 
 def _collect(
     forward: Callable[[Any], Moments], batches: Iterable[Any]
-) -> list[tuple[np.ndarray, np.ndarray] | None]:
-    """Mean and variance over all samples, by the law of total variance.
-
-    None for a layer that was not seen.
-    """
-    sums: list[list[Any]] = []
+) -> _Sums:
+    sums: _Sums = []
     for x in batches:
         size = len(keras.tree.flatten(x)[0])
         moments = forward(x)
@@ -95,11 +110,47 @@ def _collect(
                 total[0] += size * mean
                 total[1] += size * (variance + mean**2)
                 total[2] += size
+    return sums
+
+
+def _of_all_processes(own: list[_Sums]) -> list[_Sums]:
+    """Exchanges what was collected, as numbers one behind the other."""
+    numbers = [
+        np.atleast_1d(np.asarray(entry, np.float64))
+        for part in own
+        for layer in part
+        for entry in layer
+    ]
+    message = np.concatenate([entry.ravel() for entry in numbers]).tobytes()
+    found = []
+    for answer in engine.in_use().processes().exchange(message):
+        values = iter(
+            np.split(
+                np.frombuffer(answer), np.cumsum([e.size for e in numbers])[:-1]
+            )
+        )
+        found += [
+            [[next(values) for _ in layer] for layer in part] for part in own
+        ]
+    return found
+
+
+def _statistics(
+    parts: list[_Sums],
+) -> list[tuple[np.ndarray, np.ndarray] | None]:
+    """Mean and variance over all samples, by the law of total variance.
+
+    None for a layer that was not seen.
+    """
+    totals: _Sums = [
+        [sum(entries) for entries in zip(*layer, strict=True)]
+        for layer in zip(*parts, strict=True)
+    ]
     return [
         (mean / num, np.maximum(square / num - (mean / num) ** 2, 0))
         if num
         else None
-        for mean, square, num in sums
+        for mean, square, num in totals
     ]
 
 

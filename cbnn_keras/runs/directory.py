@@ -34,7 +34,7 @@ from cbnn_keras.runs.manifest import (
     State,
     file_name,
 )
-from cbnn_keras.runs.run import MethodState
+from cbnn_keras.runs.run import MethodState, packed_bits
 from cbnn_keras.runs.run_failures import (
     creation_explained,
     run_failures_explained,
@@ -120,7 +120,7 @@ class RunDirectory(StoredRun):
         bits = file_name("rounds", step)
         with run_failures_explained(self.path):
             if bits not in self._files.listed:  # once, also if scored again
-                self._files.add_array(bits, np.packbits(correct))
+                self._files.add_array(bits, packed_bits(correct))
             if member is not None:
                 weights = file_name("members", step)
                 self._files.add(weights, copying.weights_bytes(member))

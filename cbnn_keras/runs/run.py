@@ -115,29 +115,55 @@ class Run(abc.ABC):
         """The round of a step."""
         return next(record for record in self.rounds if record.step == step)
 
-    def begin_boosting(self) -> Booster:
-        """The state of boosting before the first round."""
+    def begin_boosting(
+        self,
+        own: slice | None = None,
+        exchange: patterns.Exchange = lambda counts: counts,
+    ) -> Booster:
+        """The state of boosting before the first round; see `patterns`."""
         return patterns.begin_boosting(
             self.first_distribution,
             self.header.num_classes,
             self.header.settings.policy,
+            own,
+            exchange,
         )
 
-    def replay(self, num_rounds: int | None = None) -> Booster:
+    def replay(
+        self,
+        num_rounds: int | None = None,
+        own: slice | None = None,
+        exchange: patterns.Exchange = lambda counts: counts,
+    ) -> Booster:
         """The state of boosting after so many rounds; after all by default.
 
         `replay(i).distribution` is omega as training saw it in round i, from 0.
+
+        Args:
+            num_rounds: How many.
+            own: Of several processes that replay together, the samples whose
+                patterns this one keeps, where there are patterns.
+            exchange: Adds the counts of all processes.
         """
-        booster = self.begin_boosting()
+        booster = self.begin_boosting(own, exchange)
+        if own is None or isinstance(booster, boosting.Booster):
+            own = slice(None)
         for record in self.rounds[:num_rounds]:
-            booster.add(self.correct(record.step), is_final=record.is_final)
+            correct = self.correct(record.step)[own]
+            booster.add(correct, is_final=record.is_final)
         return booster
 
     @abc.abstractmethod
     def add_round(
         self, record: Round, correct: np.ndarray, member: keras.Model | None
     ) -> None:
-        """Keeps a round and, where it gave a member, the model's weights."""
+        """Keeps a round and, where it gave a member, the model's weights.
+
+        Args:
+            record: What is kept in the manifest.
+            correct: Which samples were right, as booleans or packed bits.
+            member: The model, if it is one.
+        """
 
     def keep_latest(self, num: int) -> None:
         """Gives up all members but the latest ones; their rounds stay.
@@ -261,7 +287,7 @@ class MemoryRun(Run):
         self, record: Round, correct: np.ndarray, member: keras.Model | None
     ) -> None:
         self._append(record)
-        self._correct[record.step] = np.packbits(correct)
+        self._correct[record.step] = packed_bits(correct)
         if member is not None:
             weights = [np.array(weight) for weight in member.get_weights()]
             self._weights[record.step] = weights
@@ -300,6 +326,11 @@ def labels_id(labels: np.ndarray, first_distribution: np.ndarray) -> str:
         for i in range(0, len(array), _CHUNK):
             digest.update(array[i : i + _CHUNK].astype(dtype).tobytes())
     return digest.hexdigest()
+
+
+def packed_bits(correct: np.ndarray) -> np.ndarray:
+    """Booleans as bits; bits as they are."""
+    return np.packbits(correct) if correct.dtype == bool else correct
 
 
 def unpack_bits(bits: np.ndarray, num_samples: int) -> np.ndarray:

@@ -59,6 +59,33 @@ class Processes(abc.ABC):
             parts.append(found)
         return np.concatenate(parts)
 
+    def gather_bits(self, flags: np.ndarray) -> np.ndarray:
+        """The same for booleans, as `np.packbits` gives them."""
+        head = np.array([len(flags)], np.int64).tobytes()
+        found = self.exchange(head + np.packbits(flags).tobytes())
+        sizes = [int(np.frombuffer(part[:8], np.int64)[0]) for part in found]
+        joined = np.zeros(-(-sum(sizes) // 8), np.uint8)
+        stop = 0
+        for part, size in zip(found, sizes, strict=True):
+            start, stop = stop, stop + size
+            # Not whole bytes: the first ones share one with those before.
+            shift, own = start % 8, np.frombuffer(part[8:], np.uint8)
+            first = start // 8
+            joined[first : first + len(own)] |= own >> shift
+            rest = (
+                (own << (8 - shift))[: len(joined) - first - 1]
+                if shift
+                else own[:0]
+            )
+            joined[first + 1 : first + 1 + len(rest)] |= rest
+        return joined
+
+    def total(self, counts: np.ndarray) -> np.ndarray:
+        """The sum of the arrays of integers of all processes."""
+        parts = self.exchange(counts.astype(np.int64).tobytes())
+        arrays = [np.frombuffer(part, np.int64) for part in parts]
+        return np.sum(arrays, axis=0).reshape(counts.shape)
+
     def broadcast(self, message: bytes) -> bytes:
         """What the first process says."""
         return self.exchange(message if self.is_first else b"")[0]
@@ -117,6 +144,9 @@ class Alone(Processes):
 
     def gather(self, array: np.ndarray) -> np.ndarray:
         return array
+
+    def gather_bits(self, flags: np.ndarray) -> np.ndarray:
+        return np.packbits(flags)
 
     def agree(self, content: bytes, what: str) -> None:
         pass

@@ -5,9 +5,8 @@ Scoring, saving and votes speak of the weights that are in the model inside
 """
 
 import contextlib
-import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -97,20 +96,25 @@ class AveragedWeights(MemberWeights):
                 self._variables, self._means.values(), strict=True
             ):
                 variable.assign(keras.ops.cast(mean, variable.dtype))
-            self._recompute(self._batches())
+            if self._task.samples.own is None:
+                self._recompute(*self._parts())
+            else:
+                self._recompute.from_parts(self._parts())
             yield
         finally:
             model.set_weights(kept)
 
-    def _batches(self) -> Iterator[Any]:
+    def _parts(self) -> list[Iterable[Any]]:
+        """Batches, of each device where each has samples of its own."""
         samples, size = self._task.samples, self._task.batch_size
         num_batches = min(-(-samples.num_samples // size), _NUM_BATCHES)
-        batches = samples.shuffled_inputs(size, self._task.shuffle)
-        return self._reporter.track(
-            itertools.islice(batches, num_batches),
-            num_batches,
-            "BatchNorm statistics",
-        )
+        parts = samples.shuffled_parts(size, self._task.shuffle, num_batches)
+        return [
+            self._reporter.track(
+                part, num_batches // len(parts), "BatchNorm statistics"
+            )
+            for part in parts
+        ]
 
     def begin_anew(self) -> None:
         self._num_updates = 0

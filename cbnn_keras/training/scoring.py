@@ -31,6 +31,21 @@ class Scores:
     losses: np.ndarray
 
 
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """What a process has found out of its part of the samples.
+
+    Attributes:
+        part: Which of all samples; those of all processes are all.
+        correct: Which of them are right.
+        losses: The loss of each, float32.
+    """
+
+    part: slice
+    correct: np.ndarray
+    losses: np.ndarray
+
+
 class Scorer:
     """Scores samples by a model that is being trained.
 
@@ -74,24 +89,32 @@ class Scorer:
         labels: np.ndarray,
         batch_size: int,
         track: Track,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Which samples are right, and the loss of each, float64.
+    ) -> "Scored":
+        """Scores the samples that are this process's to score.
 
-        Every process scores some of the batches, and tells the others.
+        Args:
+            samples: The training samples.
+            labels: Class indices of those that the process has.
+            batch_size: Samples that are scored at once.
+            track: Shows the progress.
 
         Raises:
             FloatingPointError: If an output is not finite.
         """
         processes = engine.in_use().processes()
-        num_batches = -(-samples.num_samples // batch_size)
+        num_batches = samples.num_batches(batch_size)
+        if samples.own is not None:  # its own, and no others
+            batches = track(samples.inputs(batch_size), num_batches)
+            scores = self.score(batches, labels)
+            return Scored(samples.own, scores.classes == labels, scores.losses)
         own = sharding.own_range(num_batches, processes.index, processes.count)
         # To the very end, where a pass of another length is noticed.
         stop = None if own.stop == num_batches else own.stop
         batches = itertools.islice(samples.inputs(batch_size), own.start, stop)
-        labels = labels[own.start * batch_size : own.stop * batch_size]
+        part = slice(own.start * batch_size, own.stop * batch_size)
+        labels = labels[part]
         scores = self.score(track(batches, own.stop - own.start), labels)
-        correct = processes.gather(scores.classes == labels)
-        return correct, processes.gather(scores.losses).astype(np.float64)
+        return Scored(part, scores.classes == labels, scores.losses)
 
 
 def _joined(parts: Iterable[Any]) -> np.ndarray:
@@ -133,5 +156,9 @@ def _losses(outputs: Any, labels: Any, classifier: Classifier) -> Any:
         logs = ops.log_sigmoid(values)
     else:
         logs = ops.log_softmax(values)
-    own = ops.take_along_axis(logs, labels[:, None], axis=1)
-    return ops.minimum(-own[:, 0], -np.log(SMALLEST_PROBABILITY))
+    # `take_along_axis` takes TensorFlow long to trace.
+    is_label = ops.equal(
+        np.arange(logs.shape[1], dtype="int32"), labels[:, None]
+    )
+    own = ops.sum(ops.where(is_label, logs, 0.0), axis=1)
+    return ops.minimum(-own, -np.log(SMALLEST_PROBABILITY))

@@ -275,7 +275,9 @@ class Beginning:
             from_logits=task.classifier.from_logits,
             num_parameters=task.model.count_params(),
             architecture=copying.architecture_id(task.model),
-            labels=labels_id(task.labels, task.weights.first_distribution),
+            labels=labels_id(
+                task.all_labels(), task.weights.first_distribution
+            ),
             settings=Settings(
                 policy=plan.policy,
                 own=plan.settings,

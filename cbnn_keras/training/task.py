@@ -11,6 +11,7 @@ from cbnn_keras.data.labelled import as_pair
 from cbnn_keras.data.sample_weights import SampleWeights
 from cbnn_keras.data.sources import as_samples
 from cbnn_keras.labels import class_indices
+from cbnn_keras.models import engine
 from cbnn_keras.models.classifier import Classifier, describe_classifier
 
 _DEFAULT_BATCH_SIZE = 128  # to score a pipeline whose batches are not ours
@@ -25,7 +26,7 @@ class Task:
         model: The model in training.
         classifier: How to read its outputs.
         samples: The training samples.
-        labels: The samples' class indices, shape `(num_samples,)`.
+        labels: Class indices of the samples that this process has.
         weights: The samples' weights.
         batch_size: The size of a batch of inference.
     """
@@ -36,6 +37,14 @@ class Task:
     labels: np.ndarray
     weights: SampleWeights
     batch_size: int
+
+    def all_labels(self) -> np.ndarray:
+        """Class indices of all samples; of several processes all ask."""
+        if self.samples.own is None:
+            return self.labels
+        narrow = np.min_scalar_type(self.classifier.num_classes - 1)
+        labels = self.labels.astype(narrow)
+        return engine.in_use().processes().gather(labels)
 
     @property
     def shuffle(self) -> bool | int:

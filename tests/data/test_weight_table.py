@@ -41,6 +41,22 @@ def test_a_lookup_is_n_omega(grouped_table, sizes):
         )
 
 
+@pytest.mark.parametrize("num_groups", [4, 300])
+def test_a_process_looks_its_own_samples_up_by_the_index_of_all(
+    num_groups, monkeypatch
+):
+    """With weights that have the mean 1 over all; 300 of them are no groups."""
+    monkeypatch.setattr(patterns, "LARGE", 100)
+    omega = weights_of(num_groups).dense()
+    table = weight_table.weight_table(omega, slice(200, 500))
+    is_dense = num_groups > 256
+    assert isinstance(table, DenseTable if is_dense else GroupedTable)
+    index = np.array([200, 499, 311])
+    expected = (700 * omega).astype("f4")
+    np.testing.assert_array_equal(table.look_up(index), expected[index])
+    np.testing.assert_array_equal(table.variable, expected[200:500])
+
+
 def test_a_lookup_takes_indices_of_any_shape(grouped_table):
     weights = weights_of(5)
     grouped_table.assign(weights)

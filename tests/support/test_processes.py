@@ -18,11 +18,24 @@ def test_arrays_are_put_behind_each_other(sizes):
     parts = np.split(whole, ends[:-1])
     found = in_threads(
         len(sizes),
-        lambda p: (p.gather(parts[p.index]), p.gather(parts[p.index] > 0)),
+        lambda p: (
+            p.gather(parts[p.index]),
+            p.gather(parts[p.index] > 0),
+            p.gather_bits(parts[p.index] > 0),
+        ),
     )
-    for numbers, bits in found:
+    for numbers, bits, packed in found:
         assert np.array_equal(numbers, whole)
+        assert np.array_equal(packed, np.packbits(whole > 0))
         assert bits.dtype == bool and np.array_equal(bits, whole > 0)
+
+
+def test_counts_are_added():
+    counts = np.array([[1, 2**40], [0, 3]])
+    found = in_threads(3, lambda p: p.total(counts * (p.index + 1)))
+    for total in found:
+        assert total.tolist() == [[6, 6 * 2**40], [0, 18]]
+    assert Alone().total(counts).tolist() == counts.tolist()
 
 
 def test_the_first_speaks_for_all():
@@ -89,6 +102,7 @@ def test_who_is_alone_need_not_ask():
     alone, array = Alone(), np.arange(3)
     assert alone.is_first and alone.count == 1
     assert alone.gather(array) is array
+    assert alone.gather_bits(array > 0).tolist() == [0b01100000]
     assert alone.broadcast(b"a") == alone.first_only(lambda: b"a") == b"a"
     alone.agree(b"a", "anything")
     with pytest.raises(ValueError, match="own"), alone.together():

@@ -14,7 +14,8 @@ import sys
 import keras
 import numpy as np
 
-from cbnn_keras import CBNNCallback
+from cbnn_keras import CBNNCallback, patterns
+from cbnn_keras.data import order
 from cbnn_keras.launch import join
 from cbnn_keras.support import files
 
@@ -27,16 +28,36 @@ OPTIONS = {
     "augments": False,
     "resumes": False,
     "wrong_labels": None,  # the number of a process that has others
+    "batch_size": 20,
+    "large": False,  # as if there were very many samples
     "dies": None,  # (number of the process, step) or (number, "save")
 }
 
 
-def data():
+def data(num=None):
     generator = np.random.default_rng(0)
     # 93 = 4 * 20 + 13: the last batch divides by neither 2 nor 3.
     x = generator.normal(size=(93, 4)).astype("float32")
     y = (x[:, 0] + x[:, 1] > 0) + (x[:, 2] > 0.5).astype(int)
-    return x, y
+    return x[:num], y[:num]
+
+
+class Counted:
+    """An array that is read when it is sliced, as one in a file is."""
+
+    def __init__(self, array):
+        self.shape = array.shape
+        self.dtype = array.dtype
+        self._array = array
+        self.num_read = 0
+
+    def __getitem__(self, part):
+        found = self._array[part]
+        self.num_read += len(found)
+        return found
+
+    def __array__(self, *_, **__):
+        return self[:]
 
 
 def network(*, is_plain):
@@ -113,7 +134,11 @@ def main(directory, options):
         keras.config.set_floatx("float64")
     if options["joins"]:
         join(heartbeat_seconds=10)
+    if options["large"]:
+        patterns.LARGE = order.LARGE = 50
     x, y = data()
+    if options["large"]:
+        x, y = Counted(x), Counted(y)
     if options["float64"]:
         x = x.astype("float64")
     if options["wrong_labels"] == NUMBER:
@@ -126,12 +151,13 @@ def main(directory, options):
         members="all",
         largest_ratio=1.5,
         resume=options["resumes"],
-        validation_data=(x[:30], y[:30]),
+        validation_data=data(30),
     )
     train = cbnn.weighted(
         x,
         y,
-        batch_size=20,
+        batch_size=options["batch_size"],
+        class_weight={0: 2.0, 1: 1.0} if options["large"] else None,
         seed=1,
         augment=shifted if options["augments"] else None,
     )
@@ -149,6 +175,12 @@ def main(directory, options):
             weights=cbnn.sample_weights.numpy(),
             accuracy=history.history.get("val_ensemble_accuracy", []),
             all_steps=[record["step"] for record in cbnn.history],
+        )
+    if options["large"]:
+        np.savez(
+            directory / f"process_{NUMBER}.npz",
+            weights=cbnn.sample_weights.numpy(),
+            num_read=[x.num_read, y.num_read],
         )
     print(NUMBER, [record["error"] for record in cbnn.history])
 

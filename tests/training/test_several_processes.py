@@ -108,6 +108,48 @@ def test_processes_are_devices_of_one(train, num):
     assert len(loaded) == 3
 
 
+def own_of_each(directory, name, num):
+    files = [np.load(directory / f"process_{i}.npz") for i in range(num)]
+    return [file[name] for file in files]
+
+
+@pytest.mark.parametrize(
+    "num", [2, pytest.param(3, marks=needs_time)], ids=lambda num: f"{num}"
+)
+@pytest.mark.parametrize(
+    "augments", [False, pytest.param(True, marks=needs_time)]
+)
+def test_of_very_many_samples_each_process_has_its_own(train, num, augments):
+    """Reads, weighs and scores them, and the run is that of one process."""
+    options = {"large": True, "augments": augments, "batch_size": 6 * num}
+    options = json.dumps(options)
+    several = train(processes=num, options=options)
+    one = train(devices=num, options=options)
+    found, expected = result(several), result(one)
+    for name in ("votes", "accuracy", "all_steps"):
+        assert np.array_equal(found[name], expected[name]), name
+    assert len(found["votes"]) == 3
+    weights = own_of_each(several[0], "weights", num)
+    sizes = [93 * (i + 1) // num - 93 * i // num for i in range(num)]
+    assert [len(own) for own in weights] == sizes
+    assert np.array_equal(np.concatenate(weights), expected["weights"])
+    assert len(np.unique(expected["weights"])) > 3
+    # Its own samples, and of each input once.
+    read = own_of_each(several[0], "num_read", num)
+    assert [own.tolist() for own in read] == [[size] * 2 for size in sizes]
+    assert own_of_each(one[0], "num_read", 1)[0].tolist() == [93, 93]
+    records = [
+        json.loads((directory / "run" / "manifest.json").read_text())["rounds"]
+        for directory, _ in (several, one)
+    ]
+    assert records[0] == records[1]
+    bits = [
+        {k: v for k, v in content(d).items() if k.startswith("rounds")}
+        for d, _ in (several, one)
+    ]
+    assert bits[0] == bits[1] and len(bits[0]) == 3
+
+
 @needs_time
 def test_float64_is_as_one_plain_process(train):
     several = train(processes=2, options=json.dumps({"float64": True}))
@@ -147,6 +189,18 @@ def test_killed_and_started_again_by_the_supervisor(train, dies):
         f"cbnn_keras.launch: process {dies[0]} of 2 was ended by SIGKILL; all "
         "were ended, and are started again."
     ]
+    result(killed)
+    assert content(killed[0]) == content(whole[0])
+
+
+@needs_time
+@pytest.mark.parametrize("dies", [[1, 7], [0, "save"]], ids=str)
+def test_very_many_samples_killed_and_started_again(train, dies):
+    options = {"large": True, "batch_size": 12, "augments": False}
+    whole = train(processes=2, options=json.dumps(options))
+    again = json.dumps({**options, "resumes": True, "dies": dies})
+    killed = train(processes=2, restarts=2, options=again)
+    assert (killed[0] / "has_died").exists()
     result(killed)
     assert content(killed[0]) == content(whole[0])
 
