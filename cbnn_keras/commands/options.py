@@ -191,8 +191,8 @@ def add_distil_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mixup",
         type=float,
-        default=0.0,
-        help="blends samples, such as 0.2 (default: %(default)s, not at all)",
+        help="blends samples; 0 does not, which is faster and makes a worse "
+        "student (default: 1, or 0 for texts)",
     )
     parser.add_argument("--seed", type=int, help="of weights and batches")
 

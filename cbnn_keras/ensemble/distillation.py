@@ -19,6 +19,7 @@ from cbnn_keras.data.labelled_samples import LabelledSamples, counted
 from cbnn_keras.support import arguments
 
 _NO_LABEL = -1  # whose one-hot row is all zeros
+_BYTES = tf.uint8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,7 +169,9 @@ def _blended(
 ) -> tf.data.Dataset:
     """MixUp (Zhang et al. 2018) of each sample with one of its batch.
 
-    A batch is in random order: from both ends on, they are random pairs.
+    A batch is in random order: from both ends on, they are random pairs. Of
+    integers, such as tokens, there is nothing between two: each entry is that
+    of one sample or of the other, as often as their shares say.
     """
 
     def blend(number: tf.Tensor, batch: tuple[Any, tf.Tensor]) -> Any:
@@ -181,23 +184,46 @@ def _blended(
 
         def mix(part: tf.Tensor) -> tf.Tensor:
             shape = [size] + [1] * (part.shape.rank - 1)
-            share = tf.cast(tf.reshape(shares, shape), part.dtype)
-            return part + share * (tf.reverse(part, [0]) - part)
+            share = tf.reshape(shares, shape)
+            other = tf.reverse(part, [0])
+            if not _has_values_between(part.dtype):
+                chance = tf.random.stateless_uniform(tf.shape(part), seed)
+                return tf.where(chance < share, other, part)
+            if part.dtype.is_floating:
+                return part + tf.cast(share, part.dtype) * (other - part)
+            values, others = (tf.cast(p, tf.float32) for p in (part, other))
+            return tf.cast(tf.round(values + share * (others - values)), _BYTES)
 
         return tf.nest.map_structure(mix, batch)
 
     return batches.enumerate().map(blend)
 
 
+def _has_values_between(dtype: tf.DType) -> bool:
+    """Whether the mean of two values means something: bytes are pixels."""
+    return dtype.is_floating or dtype == _BYTES
+
+
+def usual_mixup(inputs: Any) -> float:
+    """What `mixup` is where nobody says: 1, or 0 for texts.
+
+    Args:
+        inputs: A batch.
+    """
+    is_text = [p.dtype == tf.string for p in tf.nest.flatten(inputs)]
+    return 0.0 if any(is_text) else 1.0
+
+
 def check_can_be_blended(inputs: Any) -> None:
-    """Raises a `ValueError` for inputs that have nothing between them.
+    """Raises a `ValueError` for inputs that cannot be blended.
 
     Args:
         inputs: A batch.
     """
     for part in tf.nest.flatten(inputs):
-        if not part.dtype.is_floating:
+        if part.dtype == tf.string:
             raise ValueError(
-                f"distil(mixup=...): inputs of {part.dtype.name} cannot be "
-                "blended. Leave `mixup` out, or give floats."
+                "distil(mixup=...): inputs that are texts cannot be blended. "
+                "Leave `mixup` out, or give what `TextVectorization` makes of "
+                "them."
             )

@@ -23,6 +23,7 @@ from cbnn_keras.ensemble.distillation import (
     Material,
     check_can_be_blended,
     epoch_counter,
+    usual_mixup,
 )
 from cbnn_keras.ensemble.one_network import (
     DEFAULT_BATCH_SIZE,
@@ -52,7 +53,7 @@ class Distilling(OneNetwork):
         batch_size: int | None = None,
         unlabelled: Any = None,
         augment: Augment | None = None,
-        mixup: float = 0.0,
+        mixup: float | None = None,
         temperature: float = 1.0,
         alpha: float = 0.0,
         optimizer: Any = None,
@@ -83,8 +84,13 @@ class Distilling(OneNetwork):
             augment: `augment(x, seed)` of one sample, as in `weighted`. The
                 ensemble sees what the student sees, so that it predicts every
                 batch, which takes longer.
-            mixup: a of Beta(a, a), such as 0.2: blends each sample with
-                another. The ensemble predicts every batch, as with `augment`.
+            mixup: a of Beta(a, a): blends each sample with another one, so
+                that the ensemble says something new in every batch, which it
+                predicts as with `augment`. Of integers, such as tokens, each
+                entry is that of one sample or of the other. Defaults to None:
+                1, or 0 if inputs are texts or Keras cannot copy the members'
+                class. 0 is none: the ensemble predicts
+                each sample once, and training is faster and the student worse.
             temperature: What logits are divided by, those of the student and,
                 as far as probabilities have them, those of the ensemble: above
                 1, classes that are not predicted count for more. Gradients
@@ -112,6 +118,8 @@ class Distilling(OneNetwork):
         if directory is not None:
             check_free(pathlib.Path(directory).absolute())
         data = self._read(x, y, "distil()")
+        if mixup is None:
+            mixup = usual_mixup(data.first) if self._can_be_asked() else 0.0
         lesson = Lesson(
             batch_size=self._batch_size(batch_size, data),
             seed=random.randrange(2**31) if seed is None else seed,
@@ -139,6 +147,14 @@ class Distilling(OneNetwork):
             data,
             directory,
         )
+
+    def _can_be_asked(self) -> bool:
+        """Whether members can be put together, to be asked in every step."""
+        try:
+            copying.copies(self.model, 1, foreign=self.foreign)
+        except ValueError:  # of a class without a config
+            return False
+        return True
 
     def _batch_size(self, given: int | None, data: LabelledSamples) -> int:
         if given is not None:

@@ -102,11 +102,11 @@ def write_onnx(
     The arguments are those of `export_onnx`.
     """
     onnx_precisions.check(precision, calibration_data)
-    if options.cascade is not None and precision != "float32":
+    if options.cascade is not None and precision == "float16":
         raise ValueError(
-            f"precision={precision!r} is for exports without a cascade: the "
-            "tools that round weights do not look into branches. Leave one of "
-            "the two out."
+            "precision='float16' is for exports without a cascade: half "
+            "precision cannot tell whether a vote is decided. Leave one of the "
+            "two out, or use 'int8'."
         )
     for module in ("onnx", "tf2onnx", "onnxruntime"):
         extras.need(module, "onnx")

@@ -2,6 +2,9 @@
 
 See `cascade_graph.Marks`: outputs of the graph say where branches are. What
 only the result of a branch needs is moved into an `If`.
+
+Eight bits are made of the graph without branches, while no sample leaves: the
+ranges of later members are those of all calibration data then.
 """
 
 import dataclasses
@@ -10,6 +13,8 @@ from typing import Any
 
 from cbnn_keras.export.cascade_graph import MARK
 from cbnn_keras.support import extras
+
+_ALL_STAY = "cascade_all_stay_"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +52,61 @@ def make_branches(model: Any) -> None:
         _make_branch(graph, branches[number], outputs, outer, number)
     if branches:
         _keep_nodes(graph, _needed(graph, outputs))
+
+
+def let_all_stay(model: Any) -> None:
+    """Sends every sample to every member, until `let_samples_leave`.
+
+    Args:
+        model: An `onnx.ModelProto` with its marks, which is changed.
+    """
+    onnx = extras.need("onnx", "onnx")
+    graph = model.graph
+    for number, branch in _branches(graph).items():
+        rows = _rows(graph, branch)
+        # True for whatever was compared.
+        name = f"{_ALL_STAY}{number}"
+        same = onnx.helper.make_node("Equal", [rows.input[0]] * 2, [name])
+        rows.input[0] = name
+        _place(graph, list(graph.node), same)
+
+
+def let_samples_leave(model: Any) -> None:
+    """Takes back what `let_all_stay` did, if it did anything.
+
+    Args:
+        model: An `onnx.ModelProto`, which is changed.
+    """
+    graph = model.graph
+    decided = {
+        node.output[0]: node.input[0]
+        for node in graph.node
+        if node.output[0].startswith(_ALL_STAY)
+    }
+    for node in graph.node:
+        node.input[:] = [decided.get(name, name) for name in node.input]
+    _keep_nodes(
+        graph,
+        {
+            index
+            for index, node in enumerate(graph.node)
+            if node.output[0] not in decided
+        },
+    )
+
+
+def _rows(graph: Any, branch: _Branch) -> Any:
+    """The node that lists the samples which stay: there are any, or none."""
+    makers = {name: node for node in graph.node for name in node.output}
+    node = makers[branch.stays]
+    while node.op_type != "NonZero":
+        node = makers[node.input[0]]
+    return node
+
+
+def has_marks(model: Any) -> bool:
+    """Whether branches are still to be made."""
+    return any(_is_mark(value.name) for value in model.graph.output)
 
 
 def _is_mark(name: str) -> bool:

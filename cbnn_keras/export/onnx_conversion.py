@@ -26,7 +26,8 @@ def to_onnx(graph: ServingGraph, precision: str = "float32") -> Any:
     Args:
         graph: What to convert.
         precision: What the metadata say the file computes in, if it is to be
-            converted further.
+            converted further. For `"int8"` a cascade has no branches yet, see
+            `onnx_branches`.
 
     Returns:
         An `onnx.ModelProto` with all its weights in it, however large.
@@ -50,7 +51,10 @@ def to_onnx(graph: ServingGraph, precision: str = "float32") -> Any:
     }
     _make_constant(model, _constants_of_layers(traced) | arrays)
     _fold(model)
-    onnx_branches.make_branches(model)
+    if precision == "int8":  # whose tools do not look into branches
+        onnx_branches.let_all_stay(model)
+    else:
+        onnx_branches.make_branches(model)
     _clean(model, graph.metadata(precision))
     return model
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cbnn_keras.export import onnx_files
+from cbnn_keras.export import onnx_branches, onnx_files
 from cbnn_keras.export.graph import ServingGraph, by_name
 from cbnn_keras.export.options import check_data
 from cbnn_keras.support import extras
@@ -108,6 +108,8 @@ def _to_int8(path: pathlib.Path, data: dict[str, np.ndarray]) -> None:
     prepared.unlink()
     onnx = extras.need("onnx", "onnx")
     model = onnx.load_model(str(path))
+    onnx_branches.let_samples_leave(model)
+    onnx_branches.make_branches(model)
     _shorten_names(model)
     onnx_files.save(model, path)
 
@@ -144,13 +146,13 @@ def _shorten_names(model: Any) -> None:
 
 def _operations_with_weights(path: pathlib.Path) -> list[str]:
     onnx = extras.need("onnx", "onnx")
-    graph = onnx.load_model(str(path)).graph
+    model = onnx.load_model(str(path))
     operations = ["Conv", "ConvTranspose", "Gemm", "MatMul"]
     # ONNX Runtime 1.31 aborts the process if the body of a loop or a branch
     # reads a quantised Gather.
-    has_bodies = any(
+    has_bodies = onnx_branches.has_marks(model) or any(
         attribute.HasField("g")
-        for node in graph.node
+        for node in model.graph.node
         for attribute in node.attribute
     )
     return operations if has_bodies else [*operations, "Gather"]

@@ -210,7 +210,7 @@ def compare(
         tolerance = _as_the_user_said(tolerance, graph.options.tolerance)
     if graph.options.cascade is not None:
         found, expected = cascade_parity.clear_exits(
-            found, expected, tolerance.margin
+            found, expected, tolerance.margin, tolerance.agreement
         )
     differences = _differences(found, expected, graph.options)
     is_same = _same_classes(found, expected, graph.options, usual)

@@ -9,7 +9,13 @@ from helpers import Undescribed, blobs, dense_model, memory_ensemble, trained
 
 from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.data.labelled_samples import LabelledSamples, read_unlabelled
-from cbnn_keras.ensemble.distillation import Lesson, Material, epoch_counter
+from cbnn_keras.ensemble.distillation import (
+    Lesson,
+    Material,
+    check_can_be_blended,
+    epoch_counter,
+    usual_mixup,
+)
 from cbnn_keras.ensemble.soft_targets import fresh_optimizer, soft_target_loss
 from cbnn_keras.export import export_onnx, export_saved_model
 from cbnn_keras.models.classifier import Classifier
@@ -204,6 +210,7 @@ def test_equals_training_by_hand(ensemble, temperature, alpha):
         alpha=alpha,
         optimizer=keras.optimizers.SGD(highest),
         from_logits=True,
+        mixup=0,
         verbose=0,
     )
     found, found_bias = student.get_weights()
@@ -353,6 +360,57 @@ def test_mixup_blends_pairs_of_a_batch():
         )
 
 
+@pytest.mark.parametrize("kind", ["int32", "int64", "bool"])
+def test_mixup_of_what_has_nothing_between(kind):
+    """Each entry is of one of both; so many of the other as it has a share."""
+    x = np.arange(20 * 500).reshape(20, 500).astype(kind)
+    data = LabelledSamples.read(
+        x, Y[:20], Classifier(3, False, False), None, "test"
+    )
+    epoch = epoch_counter()
+    soft = np.eye(20, dtype="float32")
+    taught = Material(data, soft=soft)
+    [(plain, _)] = taught.batches(lesson(batch_size=20), 3, epoch)
+    [(found, targets)] = taught.batches(
+        lesson(batch_size=20, mixup=1.0), 3, epoch
+    )
+    plain, found = plain.numpy(), found.numpy()
+    other = plain[::-1]
+    assert found.dtype == kind
+    assert ((found == plain) | (found == other)).all()
+    if kind == "bool":
+        return
+    soft = targets.numpy()[:, 3:]  # 1 - share, and share, of two samples
+    order = plain[:, 0] // 500
+    shares = soft[np.arange(20), order[::-1]]
+    np.testing.assert_allclose((found == other).mean(1), shares, atol=0.1)
+    assert shares.std() > 0.1
+
+
+def test_mixup_of_pixels():
+    x = np.array([[0, 100, 7], [255, 101, 7]], "uint8")
+    data = LabelledSamples.read(
+        x, Y[:2], Classifier(3, False, False), None, "test"
+    )
+    batches = Material(data, soft=np.eye(2, dtype="float32")).batches(
+        lesson(mixup=1.0), 3, epoch_counter()
+    )
+    [(found, targets)] = batches
+    shares = targets.numpy()[:, 3:]
+    assert found.dtype == tf.uint8 and (shares.min(axis=1) > 0.02).all()
+    np.testing.assert_array_equal(found, np.round(shares @ x.astype(float)))
+
+
+def test_samples_are_blended_unless_they_are_texts(ensemble):
+    made = ensemble.distil(X, Y, epochs=1, verbose=0)
+    assert made.run.header.settings.own["mixup"] == 1
+    assert usual_mixup({"a": tf.constant(X), "b": tf.constant([1, 2])}) == 1
+    texts = tf.constant(["a", "b"])
+    assert usual_mixup({"a": tf.constant(X), "b": texts}) == 0
+    with pytest.raises(ValueError, match="texts cannot be blended. Leave"):
+        check_can_be_blended([texts])
+
+
 @pytest.mark.parametrize("kind", ["augment", "mixup"])
 def test_teacher_and_student_see_the_same_view(kind):
     """A student that is its teacher has nothing to learn from any view."""
@@ -417,8 +475,6 @@ def test_refused(ensemble, options, message):
 def test_refused_forms(ensemble):
     with pytest.raises(ValueError, match=r"distil\(student, data\): data must"):
         ensemble.distil(linear(), X, verbose=0)
-    with pytest.raises(ValueError, match="inputs of int64 cannot be blended"):
-        ensemble.distil(X.astype(int), Y, mixup=0.2, verbose=0)
     with pytest.raises(ValueError, match="training has diverged"):
         ensemble.distil(
             X * 1e30,

@@ -8,7 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 import tensorflow as tf
-from export_helpers import X, opened, serving_graph, tables
+from export_helpers import X, opened, run_onnx, serving_graph, tables
 from helpers import dense_model, header, memory_ensemble, round_at
 
 from cbnn_keras import CheckpointEnsemble, cascades, metrics
@@ -515,19 +515,69 @@ def test_litert_has_no_branches(ensemble, tmp_path):
         export_litert(ensemble, tmp_path / "m.tflite", cascade="exact")
 
 
-@pytest.mark.parametrize("precision", ["float16", "int8"])
-def test_branches_are_not_rounded(precision, ensemble, tmp_path):
-    data = X if precision == "int8" else None
+def test_half_precision_cannot_decide(ensemble, tmp_path):
     with pytest.raises(
         ValueError,
-        match=f"precision='{precision}' is for exports without a cascade",
+        match="precision='float16' is for exports without a cascade",
     ):
         export_onnx(
             ensemble,
             tmp_path / "m.onnx",
-            precision=precision,
-            calibration_data=data,
+            precision="float16",
             cascade="exact",
             verbose=0,
         )
     assert not (tmp_path / "m.onnx").exists()
+
+
+@pytest.mark.parametrize("cascade", ["exact", 0.6])
+def test_branches_in_eight_bits(cascade, tmp_path):
+    """Members are within branches, each with weights in eight bits there."""
+    keras.utils.set_random_seed(6)
+    inputs = keras.Input((4,), name="values")
+    hidden = keras.layers.Dense(16, activation="relu")(inputs)
+    outputs = keras.layers.Dense(3, activation="softmax")(hidden)
+    ensemble = memory_ensemble(keras.Model(inputs, outputs), [1.0, 2.5, 0.7])
+    path = tmp_path / "m.onnx"
+    x = np.random.default_rng(0).normal(0, 3, (300, 4)).astype("float32")
+    artefact = export_onnx(
+        ensemble,
+        path,
+        precision="int8",
+        calibration_data=x,
+        cascade=cascade,
+        outputs=OUTPUTS,
+        verbose=0,
+    )
+    assert artefact.parity.members_asked == "3 of 3"
+    assert verify_artefact(path, ensemble, sample_data=x, verbose=0)
+    members = np.stack(list(ensemble.member_probabilities(x, verbose=0)))
+    confidence = None if cascade == "exact" else cascade
+    order = [1, 0, 2]
+    stages = cascades.stages(members[order], ensemble.votes[order])
+    used = stages.members_used(confidence)
+    found = run_onnx(path, {"values": x})
+    assert set(used) == {1, 2, 3}
+    assert np.mean(found["members_used"] == used) > 0.9
+    is_same = found["members_used"] == used
+    np.testing.assert_allclose(
+        found["probabilities"][is_same],
+        stages.probabilities_at(used)[is_same],
+        rtol=0,
+        atol=0.05,
+    )
+    # Two kernels of each member, the first at the top and one in each branch.
+    bodies, graph = [], onnx.load(path).graph
+    while graph is not None:
+        weights = [
+            tensor
+            for tensor in graph.initializer
+            if tensor.data_type == onnx.TensorProto.INT8
+            and len(tensor.dims) == 2
+        ]
+        bodies.append(len(weights))
+        choices = [node for node in graph.node if node.op_type == "If"]
+        graph = None
+        for node in choices:
+            [graph] = [a.g for a in node.attribute if a.name == "then_branch"]
+    assert bodies == [2, 2, 2]
