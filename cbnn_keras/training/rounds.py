@@ -110,14 +110,17 @@ class Rounds:
         with self.member_weights.in_model():
             scored = self._scored(step, epoch)
             bits = self._processes.gather_bits(scored.correct)
-            noted = {
-                "negative_log_likelihood": self._mean_loss(scored),
-                "class_error": self._class_error(scored, bits),
-            }
+            # Before the round tells samples apart that were alike so far.
+            loss = self._mean_loss(scored)
+            class_error = self._class_error(scored, bits)
             stage = self._add_to_booster(bits, scored, is_final)
             self._agree(step)
             record = Round(
-                step=step, epoch=epoch, **noted, **dataclasses.asdict(stage)
+                step=step,
+                epoch=epoch,
+                negative_log_likelihood=loss,
+                class_error=class_error,
+                **dataclasses.asdict(stage),
             )
             self.run.add_round(record, bits, model if stage.is_member else None)
             if self._accuracy is not None and stage.is_member:
