@@ -35,7 +35,8 @@ def join(heartbeat_seconds: int = 30) -> None:
             counts as dead, and the others end.
 
     Raises:
-        ValueError: If Keras does not compute with JAX.
+        ValueError: If Keras does not compute with JAX, or if some of these
+            variables are missing or no numbers.
     """
     import keras
     import tensorflow as tf
@@ -48,19 +49,44 @@ def join(heartbeat_seconds: int = 30) -> None:
         )
     import jax
 
-    count = int(os.environ.get("JAX_NUM_PROCESSES", "1"))
+    count = _number("JAX_NUM_PROCESSES", "1")
     if count > 1 and not jax.distributed.is_initialized():
+        address = _needed("JAX_COORDINATOR_ADDRESS")
+        index = _number("JAX_PROCESS_ID")
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         jax.distributed.initialize(
-            coordinator_address=os.environ["JAX_COORDINATOR_ADDRESS"],
+            coordinator_address=address,
             num_processes=count,
-            process_id=int(os.environ["JAX_PROCESS_ID"]),
+            process_id=index,
             heartbeat_timeout_seconds=heartbeat_seconds,
         )
     tf.config.set_visible_devices([], "GPU")
     keras.distribution.set_distribution(
         keras.distribution.DataParallel(auto_shard_dataset=False)
     )
+
+
+def _needed(name: str, default: str = "") -> str:
+    found = os.environ.get(name, default)
+    if not found:
+        raise ValueError(
+            f"cbnn_keras.launch.join(): {name} is not set. Each process needs "
+            "JAX_COORDINATOR_ADDRESS (host:port of the first), "
+            "JAX_NUM_PROCESSES and JAX_PROCESS_ID (from 0); `python -m "
+            "cbnn_keras.launch` sets them."
+        )
+    return found
+
+
+def _number(name: str, default: str = "") -> int:
+    found = _needed(name, default)
+    try:
+        return int(found)
+    except ValueError:
+        raise ValueError(
+            f"cbnn_keras.launch.join(): {name} is {found!r}, which is no "
+            "number."
+        ) from None
 
 
 def supervise(

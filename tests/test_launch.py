@@ -48,6 +48,17 @@ def script(tmp_path, text):
     return str(path)
 
 
+def test_variables_that_are_missing_or_wrong_are_named(monkeypatch):
+    monkeypatch.delenv("JAX_PROCESS_ID", raising=False)
+    monkeypatch.delenv("JAX_NUM_PROCESSES", raising=False)
+    assert launch._number("JAX_NUM_PROCESSES", "1") == 1
+    with pytest.raises(ValueError, match=r"JAX_PROCESS_ID is not set\. Each"):
+        launch._number("JAX_PROCESS_ID")
+    monkeypatch.setenv("JAX_PROCESS_ID", "first")
+    with pytest.raises(ValueError, match="'first', which is no number"):
+        launch._number("JAX_PROCESS_ID")
+
+
 def test_all_get_what_they_need_to_find_each_other(tmp_path):
     path = script(
         tmp_path,

@@ -101,7 +101,7 @@ def _collect(
 ) -> _Sums:
     sums: _Sums = []
     for x in batches:
-        size = len(keras.tree.flatten(x)[0])
+        size = keras.tree.flatten(x)[0].shape[0]  # sparse ones have no `len`
         moments = forward(x)
         sums = sums or [[0.0, 0.0, 0] for _ in moments]
         for calls, total in zip(moments, sums, strict=True):

@@ -32,6 +32,21 @@ def test_statistics_are_those_of_all_samples():
     assert layer.momentum == 0.99
 
 
+def test_sparse_inputs_count_as_dense_ones_do():
+    dense = keras.layers.Dense(3)
+    layer = keras.layers.BatchNormalization()
+    inputs = keras.Input((4,), sparse=True)
+    model = keras.Model(inputs, layer(dense(inputs)))
+    x = np.where(samples() > 3, samples(), 0)
+    batches = [tf.sparse.from_dense(part) for part in np.split(x, [32, 96])]
+    recompute_statistics(model, batches)
+    seen = x @ np.array(dense.kernel) + np.array(dense.bias)
+    np.testing.assert_allclose(layer.moving_mean, seen.mean(axis=0), rtol=1e-4)
+    np.testing.assert_allclose(
+        layer.moving_variance, seen.var(axis=0), rtol=1e-4
+    )
+
+
 def test_statistics_of_a_later_layer_see_normalised_batches():
     first, second = (keras.layers.BatchNormalization() for _ in range(2))
     dense = keras.layers.Dense(3)
