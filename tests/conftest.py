@@ -3,28 +3,30 @@
 import gc
 import os
 
+import pytest
+
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-
-import keras  # noqa: E402
-import pytest  # noqa: E402
-import tensorflow as tf  # noqa: E402
-
-# The suite runs in one process a core.
-tf.config.threading.set_intra_op_parallelism_threads(1)
-tf.config.threading.set_inter_op_parallelism_threads(1)
-# For `MirroredStrategy`: what is put nowhere stays on the first of them.
-tf.config.set_logical_device_configuration(
-    tf.config.list_physical_devices("CPU")[0],
-    [tf.config.LogicalDeviceConfiguration()] * 3,
-)
-
 
 # No doctests are looked for in these.
 collect_ignore_glob = ["*conftest.py"]
 
 
 def pytest_configure(config):
+    is_worker = hasattr(config, "workerinput")
+    if getattr(config.option, "numprocesses", 0) and not is_worker:
+        return  # it waits for others, and they for it: no seconds of importing
+
+    import tensorflow as tf
+
+    # The suite runs in one process a core.
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    # For `MirroredStrategy`: what is put nowhere stays on the first of them.
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * 3,
+    )
     # To optimise graphs takes a third of the time of small trainings. What is
     # large, and CI runs in a second command, is done with it.
     if "not large" in config.option.markexpr:
@@ -41,6 +43,8 @@ def pytest_collection_finish():
 
 @pytest.fixture(autouse=True)
 def fresh_keras():
+    import keras
+
     # Resets the names of layers; freeing memory too would cost 0.2 s a test.
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(0)

@@ -50,9 +50,14 @@ def dense_model(num_classes=3, num_features=4, *, optimizer=None, **compile):
     compile.setdefault("loss", "sparse_categorical_crossentropy")
     # Fast enough to be better than chance after a few steps.
     model.compile(optimizer or keras.optimizers.Adam(0.05), **compile)
-    # `fit` traces its step a second time where the first one makes variables.
-    model.optimizer.build(model.trainable_variables)
+    build_optimizer(model)
     return model
+
+
+def build_optimizer(model):
+    """Before `fit`, which traces a step again that has made variables."""
+    if model.built and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
 
 
 def trained(
@@ -84,6 +89,7 @@ def trained(
 def one_step(model, num_features=64, num_classes=10):
     """Trains on one batch, so that the optimizer has its slots."""
     x, y = blobs(20, num_classes, num_features)
+    build_optimizer(model)
     model.fit(x, y, batch_size=20, verbose=0, shuffle=False)
 
 

@@ -153,6 +153,7 @@ class ArraySamples(Samples):
         self._num_bytes = sum(
             _num_bytes(array) for array in tf.nest.flatten((self._x, self._y))
         )
+        self._in_batches: dict[int, tf.data.Dataset] = {}
 
     def training_batches(
         self,
@@ -192,11 +193,12 @@ class ArraySamples(Samples):
         )
 
     def inputs(self, batch_size: int) -> Iterator[Any]:
-        starts = tf.data.Dataset.range(0, self.num_samples, batch_size)
-        yield from starts.map(
-            lambda start: self.between(start, start + batch_size),
-            num_parallel_calls=tf.data.AUTOTUNE,
-        ).prefetch(tf.data.AUTOTUNE)
+        # One dataset for all passes: to make it traces a function.
+        if batch_size not in self._in_batches:
+            self._in_batches[batch_size] = _slices(
+                self._x, self.num_samples, batch_size
+            )
+        yield from self._in_batches[batch_size]
 
     def labels(self, track: Track = untracked) -> np.ndarray:
         return self._y.numpy()
@@ -386,6 +388,17 @@ class DatasetSamples(Samples):
         known = self._hashes[position : position + len(hashes)]
         if not np.array_equal(known, hashes):
             raise UnsteadyError
+
+
+def _slices(x: Any, num_samples: int, batch_size: int) -> tf.data.Dataset:
+    """All samples in order, in batches of which the last may be smaller."""
+    starts = tf.data.Dataset.range(0, num_samples, batch_size)
+    return starts.map(
+        lambda start: tf.nest.map_structure(
+            lambda array: array[start : start + batch_size], x
+        ),
+        num_parallel_calls=tf.data.AUTOTUNE,
+    ).prefetch(tf.data.AUTOTUNE)
 
 
 def _finished(

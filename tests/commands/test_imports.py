@@ -7,7 +7,7 @@ import sys
 import keras
 import numpy as np
 import pytest
-from helpers import blobs
+from helpers import blobs, memory_ensemble
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
 from cbnn_keras.commands import cli
@@ -70,9 +70,18 @@ CBNNCallback("run", num_checkpoints=2).fit(
 """
 
 
+@pytest.fixture
+def directory(tmp_path, monkeypatch):
+    """A directory with a module, which is where commands are typed."""
+    (tmp_path / "own_layers.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    sys.modules.pop("own_layers", None)
+
+
 @pytest.fixture(scope="module")
 def trained_in_another_process(tmp_path_factory):
-    """A directory with a module and a run of a model that is made of it."""
+    """A directory with the module and a run of a model that is made of it."""
     directory = tmp_path_factory.mktemp("imports")
     (directory / "own_layers.py").write_text(MODULE)
     tests = os.path.dirname(os.path.dirname(__file__))
@@ -87,7 +96,7 @@ def trained_in_another_process(tmp_path_factory):
 
 
 @pytest.fixture
-def directory(trained_in_another_process, monkeypatch):
+def with_a_run(trained_in_another_process, monkeypatch):
     monkeypatch.chdir(trained_in_another_process)
     yield trained_in_another_process
     sys.modules.pop("own_layers", None)
@@ -95,9 +104,9 @@ def directory(trained_in_another_process, monkeypatch):
 
 @pytest.mark.large
 def test_a_model_with_classes_of_the_user_is_exported_and_verified(
-    directory, capsys
+    with_a_run, capsys
 ):
-    output = directory / "exported"
+    output = with_a_run / "exported"
     command = ["export", "run", "--output", str(output)]
     assert cli.main(command) == 2
     assert "Block. Open them" in capsys.readouterr().err.replace(
@@ -113,17 +122,18 @@ def test_a_model_with_classes_of_the_user_is_exported_and_verified(
 
 
 @pytest.mark.large
-def test_a_report_of_it(directory, capsys):
+def test_a_report_of_it(with_a_run, capsys):
     x, y = blobs(seed=1)
-    np.savez(directory / "test.npz", x=x, y=y)
+    np.savez(with_a_run / "test.npz", x=x, y=y)
     command = ["report", "run", "--data", "test.npz"]
     assert cli.main(command) == 1
     assert "--import my_module" in capsys.readouterr().err
     assert cli.main([*command, "--import", "own_layers"]) == 0
-    assert "accuracy" in (directory / "report.html").read_text()
+    assert "accuracy" in (with_a_run / "report.html").read_text()
 
 
-def test_custom_objects_do_the_same_in_python(directory):
+@pytest.mark.large
+def test_custom_objects_do_the_same_in_python(with_a_run):
     objects = imported_objects(["own_layers"])
     ensemble = CheckpointEnsemble.load("run", custom_objects=objects)
     x, _ = blobs()
@@ -195,6 +205,12 @@ def test_a_name_that_two_have_is_refused_where_it_is_needed(directory):
     assert set(objects) == {"Block"}
     objects = imported_objects(["own_layers", "second", "third"])
     assert set(objects) == {"doubled"}
+    layers = [
+        imported_objects(["own_layers"])["Block"](8),
+        keras.layers.Dense(3, activation="softmax"),
+    ]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    memory_ensemble(model, [1.0]).save("run")
     with pytest.raises(
         RunError, match="names 'Block', and there are two of.* one module only"
     ):

@@ -63,6 +63,15 @@ def directory(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "run")
 
 
+@pytest.fixture(scope="module")
+def calibrated(finished, tmp_path_factory):
+    """Another copy of it, calibrated, with sets; nothing changes it."""
+    copy = tmp_path_factory.mktemp("calibrated") / "run"
+    shutil.copytree(finished, copy)
+    CheckpointEnsemble.load(copy).calibrate((X, Y), coverage=0.9, verbose=0)
+    return copy
+
+
 def powers(probabilities, temperature):
     """By the definition."""
     found = probabilities.astype("float64") ** (1 / temperature)
@@ -444,10 +453,8 @@ def test_training_data_are_found_out(finished):
         ({"threshold": -0.1}, "the threshold of its calibration is -0.1"),
     ],
 )
-def test_manifests_that_cannot_be(directory, changes, message):
-    CheckpointEnsemble.load(directory).calibrate(
-        (X, Y), coverage=0.9, verbose=0
-    )
+def test_manifests_that_cannot_be(calibrated, tmp_path, changes, message):
+    directory = shutil.copytree(calibrated, tmp_path / "run")
     change_manifest(directory, lambda m: m["calibration"].update(changes))
     with pytest.raises(RunError, match=message):
         RunDirectory.open(directory)

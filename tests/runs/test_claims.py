@@ -1,6 +1,7 @@
 """What a manifest claims is checked, by itself and against the bits."""
 
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -20,9 +21,14 @@ from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Settings
 
 
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory):
+    return scored_run(tmp_path_factory.mktemp("pristine") / "run").path
+
+
 @pytest.fixture
-def run(tmp_path):
-    return scored_run(tmp_path / "run").path
+def run(pristine, tmp_path):
+    return shutil.copytree(pristine, tmp_path / "run")
 
 
 def invalid(path, reason):
