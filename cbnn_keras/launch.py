@@ -15,8 +15,9 @@ import subprocess
 import sys
 import time
 import types
-import weakref
 from collections.abc import Callable, Sequence
+
+from cbnn_keras.support.processes import end_at_once
 
 _GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 _LOOK_EVERY = 0.2  # seconds
@@ -77,15 +78,15 @@ def _end_clearly(
     error: BaseException,
     trace: types.TracebackType | None,
 ) -> None:
-    """Says in one line that another process has died, and ends this one.
+    """Ends a process that has an error, at once, so that the others do too.
 
-    At once: JAX would wait for the others until they count as dead, and then
-    abort. Other errors are shown as ever.
+    That another process has died is said in one line; other errors are shown
+    as ever.
     """
     text = " ".join(str(error).split())
     if not any(sign in text for sign in _SIGNS_OF_DEATH):
         hook(kind, error, trace)
-        return
+        end_at_once(1)
     number, count = (
         os.environ[name] for name in ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
     )
@@ -96,9 +97,7 @@ def _end_clearly(
         file=sys.stderr,
         flush=True,
     )
-    # What is left of exit functions: temporary directories are removed.
-    weakref.finalize._exitfunc()  # type: ignore[attr-defined]
-    os._exit(_OTHER_HAS_DIED)
+    end_at_once(_OTHER_HAS_DIED)
 
 
 def supervise(

@@ -239,3 +239,4 @@ def test_other_errors_are_shown_as_ever(tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback")
     assert done.stderr.endswith("ValueError: no such data\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
