@@ -7,19 +7,27 @@ machines: see docs/several_hosts.md.
 """
 
 import argparse
+import functools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import types
+from collections.abc import Callable, Sequence
+
+from cbnn_keras.support.processes import end_at_once
 
 _GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 _LOOK_EVERY = 0.2  # seconds
 # What a script would end with again: an error, and wrong arguments, with which
 # Python also says that there is no such script.
 _WOULD_END_SO_AGAIN = (1, 2)
+# What JAX's errors speak of where a process is gone.
+_SIGNS_OF_DEATH = ("Gloo", "NCCL", "oordination service", "heartbeat")
+# The exit code of a process that may be started again: EX_TEMPFAIL.
+_OTHER_HAS_DIED = 75
 
 
 def join(heartbeat_seconds: int = 30) -> None:
@@ -60,6 +68,7 @@ def join(heartbeat_seconds: int = 30) -> None:
             process_id=index,
             heartbeat_timeout_seconds=heartbeat_seconds,
         )
+        sys.excepthook = functools.partial(_end_clearly, sys.excepthook)
     tf.config.set_visible_devices([], "GPU")
     keras.distribution.set_distribution(
         keras.distribution.DataParallel(auto_shard_dataset=False)
@@ -87,6 +96,34 @@ def _number(name: str, default: str = "") -> int:
             f"cbnn_keras.launch.join(): {name} is {found!r}, which is no "
             "number."
         ) from None
+
+
+def _end_clearly(
+    hook: Callable[..., object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: types.TracebackType | None,
+) -> None:
+    """Ends a process that has an error, at once, so that the others do too.
+
+    That another process has died is said in one line; other errors are shown
+    as ever.
+    """
+    text = " ".join(str(error).split())
+    if not any(sign in text for sign in _SIGNS_OF_DEATH):
+        hook(kind, error, trace)
+        end_at_once(1)
+    number, count = (
+        os.environ[name] for name in ("JAX_PROCESS_ID", "JAX_NUM_PROCESSES")
+    )
+    print(
+        f"cbnn_keras.launch: process {number} of {count} ends, because another "
+        "one has died or cannot be reached. Start all of them again; with "
+        f"`resume=True` the run is resumed. ({text[:200]})",
+        file=sys.stderr,
+        flush=True,
+    )
+    end_at_once(_OTHER_HAS_DIED)
 
 
 def supervise(

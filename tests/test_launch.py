@@ -212,3 +212,42 @@ def test_the_jobset_says_what_join_reads():
     )
     path = values["JAX_PROCESS_ID"]["valueFrom"]["fieldRef"]["fieldPath"]
     assert "batch.kubernetes.io/job-completion-index" in path
+
+
+def hooked(tmp_path, message):
+    """A process that has joined others, with an error that nobody catches."""
+    path = script(
+        tmp_path,
+        "import functools, tempfile\n"
+        "from cbnn_keras import launch\n"
+        "sys.excepthook = functools.partial(launch._end_clearly,"
+        " sys.excepthook)\n"
+        "kept = tempfile.TemporaryDirectory(dir=here)\n"
+        f"raise ValueError({message!r})\n",
+    )
+    environment = {"JAX_PROCESS_ID": "1", "JAX_NUM_PROCESSES": "3"}
+    return subprocess.run(
+        [sys.executable, path],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_who_is_left_says_so_in_one_line(tmp_path):
+    done = hooked(tmp_path, "UNKNOWN: Gloo AllGather failed:\n closed by peer")
+    assert done.returncode == 75
+    assert done.stderr == (
+        "cbnn_keras.launch: process 1 of 3 ends, because another one has died "
+        "or cannot be reached. Start all of them again; with `resume=True` the "
+        "run is resumed. (UNKNOWN: Gloo AllGather failed: closed by peer)\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
+
+
+def test_other_errors_are_shown_as_ever(tmp_path):
+    done = hooked(tmp_path, "no such data")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.endswith("ValueError: no such data\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["script.py"]

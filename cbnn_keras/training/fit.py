@@ -275,7 +275,12 @@ class Fit:
 
     def watch_for_preemption(self, directory: pathlib.Path) -> None:
         """Lets SIGTERM end this `fit` at the end of a step."""
-        self._preemption = Preemption(self.task.model, self._owner, directory)
+        self._preemption = Preemption(
+            self.task.model,
+            self._owner,
+            directory,
+            is_alone=engine.in_use().processes().count == 1,
+        )
         self._preemption.begin()
 
     def end_if_preempted(self, course: Course) -> None:

@@ -18,6 +18,8 @@ from typing import Any
 
 import keras
 
+from cbnn_keras.support.processes import end_at_once
+
 EXIT_CODE = 128 + signal.SIGTERM
 
 
@@ -37,11 +39,18 @@ class Preemption:
         model: The model in training.
         owner: The class of the callback, for the message.
         directory: The directory of the run.
+        is_alone: Whether no other process waits for this one.
     """
 
     def __init__(
-        self, model: keras.Model, owner: str, directory: pathlib.Path
+        self,
+        model: keras.Model,
+        owner: str,
+        directory: pathlib.Path,
+        *,
+        is_alone: bool = True,
     ) -> None:
+        self._is_alone = is_alone
         self._model = weakref.ref(model)
         self._owner = owner
         self._directory = directory
@@ -85,6 +94,8 @@ class Preemption:
                 file=sys.stderr,
                 flush=True,
             )
+        if not self._is_alone:
+            end_at_once(EXIT_CODE)
         raise SystemExit(EXIT_CODE)
 
     def _notice(self, number: int, frame: types.FrameType | None) -> None:

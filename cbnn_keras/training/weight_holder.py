@@ -74,7 +74,8 @@ class WeightHolder:
         """n * omega of the pipeline in use, mean 1, shape `(num_samples,)`.
 
         Above 2^24 samples a copy, made when it is first read, which takes 4
-        bytes a sample: what is written to it changes no batch.
+        bytes a sample: what is written to it changes no batch. Where each of
+        several processes has samples of its own, it is of those.
         """
         return self._held_weights().variable
 

@@ -6,10 +6,12 @@ import pytest
 import tensorflow as tf
 
 from cbnn_keras.data.indexed import ArraySamples
+from cbnn_keras.models import engine
 from cbnn_keras.models.batch_norm import (
     StatisticsRecomputer,
     recompute_statistics,
 )
+from cbnn_keras.support.processes import Alone
 
 
 def model_with(*layers):
@@ -45,6 +47,43 @@ def test_sparse_inputs_count_as_dense_ones_do():
     np.testing.assert_allclose(
         layer.moving_variance, seen.var(axis=0), rtol=1e-4
     )
+
+
+def test_parts_of_several_processes_are_put_together(monkeypatch):
+    """Each has two; they are added in the order of processes."""
+    x = samples(120)
+    pieces = np.split(x, [30, 50, 90])
+
+    def statistics(processes):
+        layer = keras.layers.BatchNormalization()
+        model = model_with(layer)
+        recompute = StatisticsRecomputer(model)
+        monkeypatch.setattr(
+            type(engine.in_use()), "processes", lambda _: processes
+        )
+        recompute.from_parts([[part] for part in processes.parts])
+        return np.concatenate([layer.moving_mean, layer.moving_variance])
+
+    class Two(Alone):
+        """One whose partner says `others`."""
+
+        parts, others, place = pieces[:2], [], 0
+
+        def exchange(self, message):
+            self.said = message
+            return [*self.others[: self.place], message] + [
+                *self.others[self.place :]
+            ]
+
+    first, second = Two(), Two()
+    second.parts, second.place = pieces[2:], 1
+    for process in (first, second):  # to learn what each says
+        statistics(process)
+    first.others, second.others = [second.said], [first.said]
+    one, other = statistics(first), statistics(second)
+    assert np.array_equal(one, other)
+    np.testing.assert_allclose(one[:4], x.mean(axis=0), rtol=1e-5)
+    np.testing.assert_allclose(one[4:], x.var(axis=0), rtol=1e-4)
 
 
 def test_statistics_of_a_later_layer_see_normalised_batches():

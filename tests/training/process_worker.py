@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from cbnn_keras import CBNNCallback, patterns
+from cbnn_keras.baselines import SnapshotEnsemble
 from cbnn_keras.data import order
 from cbnn_keras.launch import join
 from cbnn_keras.support import files
@@ -31,6 +32,9 @@ OPTIONS = {
     "batch_size": 20,
     "large": False,  # as if there were very many samples
     "dies": None,  # (number of the process, step) or (number, "save")
+    "signal": "SIGKILL",  # by which it does
+    "phases": 1,
+    "is_snapshot": False,  # instead of CBNN
 }
 
 
@@ -88,8 +92,9 @@ def network(*, is_plain):
 class Die(keras.callbacks.Callback):
     """Kills a process, once, at a step or within a save."""
 
-    def __init__(self, directory, number, when):
+    def __init__(self, directory, number, when, name="SIGKILL"):
         super().__init__()
+        self.signal = signal.Signals[name]
         self.mark = directory / "has_died"
         self.number = number
         self.when = when
@@ -116,7 +121,7 @@ class Die(keras.callbacks.Callback):
     def _die(self):
         if not self.mark.exists():
             self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.signal)
 
 
 def shifted(x, seed):
@@ -143,15 +148,20 @@ def main(directory, options):
         x = x.astype("float64")
     if options["wrong_labels"] == NUMBER:
         y = y[::-1].copy()
-    cbnn = CBNNCallback(
+    own = {
+        "restarts": options["restarts"],
+        "average": options["averages"],
+        "members": "all",
+        "largest_ratio": 1.5,
+        "phases": options["phases"],
+    }
+    make = SnapshotEnsemble if options["is_snapshot"] else CBNNCallback
+    cbnn = make(
         directory / "run",
         num_checkpoints=None if options["restarts"] else 3,
-        restarts=options["restarts"],
-        average=options["averages"],
-        members="all",
-        largest_ratio=1.5,
         resume=options["resumes"],
         validation_data=data(30),
+        **({} if options["is_snapshot"] else own),
     )
     train = cbnn.weighted(
         x,
@@ -162,8 +172,15 @@ def main(directory, options):
         augment=shifted if options["augments"] else None,
     )
     model = network(is_plain=options["float64"])
-    others = [] if not options["dies"] else [Die(directory, *options["dies"])]
-    history = model.fit(train, epochs=4, callbacks=[cbnn, *others], verbose=0)
+    others = (
+        [Die(directory, *options["dies"], options["signal"])]
+        if options["dies"]
+        else []
+    )
+    for _ in range(options["phases"]):
+        history = model.fit(
+            train, epochs=4, callbacks=[cbnn, *others], verbose=0
+        )
     if NUMBER == 0:
         np.savez(
             directory / "result.npz",

@@ -108,6 +108,31 @@ def test_processes_are_devices_of_one(train, num):
     assert len(loaded) == 3
 
 
+@needs_time
+@pytest.mark.parametrize("options", [{"phases": 2}, {"is_snapshot": True}])
+def test_phases_and_other_methods(train, options):
+    several, one = (
+        train(**where, options=json.dumps(options))
+        for where in ({"processes": 2}, {"devices": 2})
+    )
+    found, expected = result(several), result(one)
+    assert len(found["votes"]) == 3 * options.get("phases", 1)
+    for name in ("votes", "weights", "accuracy", "all_steps"):
+        assert np.array_equal(found[name], expected[name]), name
+    assert content(several[0]) == content(one[0])
+
+
+@needs_time
+def test_sigterm_of_one_ends_all_and_they_are_resumed(train):
+    whole = train(processes=2)
+    options = {"resumes": True, "dies": [1, 7], "signal": "SIGTERM"}
+    ended = train(processes=2, restarts=1, options=json.dumps(options))
+    assert "CBNNCallback: training was ended by SIGTERM" in ended[1].stderr
+    assert ", and are started again." in ended[1].stderr
+    result(ended)
+    assert content(ended[0]) == content(whole[0])
+
+
 def own_of_each(directory, name, num):
     files = [np.load(directory / f"process_{i}.npz") for i in range(num)]
     return [file[name] for file in files]
