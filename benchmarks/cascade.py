@@ -5,10 +5,12 @@
 Six members (`CBNNCallback(restarts=6)`) on four tasks, five seeds each, with
 splits of their own: training, held-out data that the cascade is chosen on for a
 loss of 0.001, and test data that all else is measured on, in ONNX Runtime on
-one thread. Time is that of the processor for a request of 1 or 32 samples, as a
-ratio to one member. Targets: all answers of the exact cascade are the
-ensemble's; the confident one uses at most 1.3 members on average. In the end,
-what leaving costs: six small ResNets, of which every sample needs one.
+one thread. `student` is a cascade that asks a distilled network first, which
+took as many steps as the run. Time is that of the processor for a request of 1
+or 32 samples, as a ratio to one member; `--repeats 0` leaves it out. Targets:
+all answers of the exact cascade are the ensemble's; the confident ones use at
+most 1.3 members on average. In the end, what leaving costs: six small ResNets,
+of which every sample needs one.
 """
 
 import argparse
@@ -56,7 +58,8 @@ def main() -> None:
             rows.setdefault(name, []).append(found)
             line = {"task": name, "seed": seed, **found}
             print(json.dumps(line), flush=True)
-    print(json.dumps({"task": "none", **overhead(options.repeats)}))
+    if options.repeats:
+        print(json.dumps({"task": "none", **overhead(options.repeats)}))
     for name, lines in rows.items():
         means = {k: np.mean([line[k] for line in lines]) for k in lines[0]}
         shown = ", ".join(f"{k} {v:.4g}" for k, v in means.items())
@@ -72,6 +75,17 @@ def measure(
     data = split(task, "clean", seed, data_dir)
     ensemble = trained(task, data, epochs, rate, seed)
     chosen = ensemble.cascade(data.val, loss=LOSS, verbose=0)
+    student = ensemble.distil(
+        *data.train,
+        epochs=epochs,
+        optimizer=task.make_optimizer(rate),
+        seed=seed,
+        verbose=0,
+    )
+    joined = ensemble.with_student(student)
+    with_first = joined.cascade(
+        data.val, loss=LOSS, first=joined.rounds[-1].step, verbose=0
+    )
     x, y = data.test
     expected = metrics.predicted_classes(ensemble.predict(x, verbose=0))
     exports = {
@@ -79,6 +93,8 @@ def measure(
         "all": (ensemble, {}),
         "exact": (ensemble, {"cascade": "exact"}),
         "confident": (ensemble, {"cascade": chosen}),
+        "distilled": (student, {}),
+        "student": (joined, {"cascade": with_first}),
     }
     found: dict[str, float] = {}
     sessions = {}
@@ -104,7 +120,7 @@ def measure(
         found[f"{name}_same"] = float(np.mean(results["class"] == expected))
         if "members_used" in results:
             found[f"{name}_members"] = float(results["members_used"].mean())
-    for size in (1, 32):
+    for size in (1, 32) if repeats else ():
         found |= times(sessions, x, size, repeats)
     return found
 
