@@ -7,10 +7,11 @@ splits of their own: training, held-out data that the cascade is chosen on for a
 loss of 0.001, and test data that all else is measured on, in ONNX Runtime on
 one thread. `student` is a cascade that asks a distilled network first, which
 took as many steps as the run. Time is that of the processor for a request of 1
-or 32 samples, as a ratio to one member; `--repeats 0` leaves it out. Targets:
-all answers of the exact cascade are the ensemble's; the confident ones use at
-most 1.3 members on average. In the end, what leaving costs: six small ResNets,
-of which every sample needs one.
+or 32 samples, as a ratio to one member. Targets: all answers of the exact
+cascade are the ensemble's; the confident ones use at most 1.3 members on
+average. In the end, what leaving costs: six small ResNets, of which every
+sample needs one. With `--repeats 0` nothing is exported and timed: errors and
+members are those of the rule in NumPy.
 """
 
 import argparse
@@ -23,13 +24,20 @@ from typing import Any
 
 import serving
 from accuracy_tasks import TASKS, Task, split
-from common import alternate, random_images, small_resnet, versions
+from common import (
+    alternate,
+    onnx_session,
+    random_images,
+    small_resnet,
+    versions,
+)
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
 import onnxruntime  # isort: skip
 
-from cbnn_keras import CBNNCallback, CheckpointEnsemble, metrics
+from cbnn_keras import CBNNCallback, CheckpointEnsemble, cascades, metrics
+from cbnn_keras.cascades import Cascade
 from cbnn_keras.export import export_onnx
 
 LOSS = 0.001
@@ -96,6 +104,46 @@ def measure(
         "distilled": (student, {}),
         "student": (joined, {"cascade": with_first}),
     }
+    if not repeats:
+        return {
+            key: number
+            for name, (members, given) in exports.items()
+            for key, number in by_rule(name, members, x, y, **given).items()
+        }
+    return exported(exports, x, y, expected, repeats)
+
+
+def by_rule(
+    name: str,
+    ensemble: CheckpointEnsemble,
+    x: np.ndarray,
+    y: np.ndarray,
+    cascade: Any = None,
+) -> dict[str, float]:
+    """The error in % and the members used, without an export."""
+    steps = [record.step for record in ensemble.rounds]
+    members = np.stack(list(ensemble.member_probabilities(x, verbose=0)))
+    rule = Cascade() if cascade in (None, "exact") else cascade
+    order = rule.fitted_to(steps, ensemble.votes).positions(steps)
+    stages = cascades.stages(members[order], ensemble.votes[order])
+    used = stages.members_used(rule.confidence)
+    if cascade is None:
+        used = np.full(len(y), len(steps))
+    classes = metrics.predicted_classes(stages.probabilities_at(used))
+    return {
+        f"{name}_error": 100 * float(np.mean(classes != y)),
+        f"{name}_members": float(used.mean()),
+    }
+
+
+def exported(
+    exports: dict[str, tuple[CheckpointEnsemble, dict[str, Any]]],
+    x: np.ndarray,
+    y: np.ndarray,
+    expected: np.ndarray,
+    repeats: int,
+) -> dict[str, float]:
+    """Errors, members and times in ONNX Runtime."""
     found: dict[str, float] = {}
     sessions = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -113,14 +161,14 @@ def measure(
                 **given,
             )
             found[f"{name}_parity"] = artefact.parity.max_difference
-            sessions[name] = opened(path)
+            sessions[name] = onnx_session(path)
     for name, session in sessions.items():
         results = run(session, x)
         found[f"{name}_error"] = 100 * float(np.mean(results["class"] != y))
         found[f"{name}_same"] = float(np.mean(results["class"] == expected))
         if "members_used" in results:
             found[f"{name}_members"] = float(results["members_used"].mean())
-    for size in (1, 32) if repeats else ():
+    for size in (1, 32):
         found |= times(sessions, x, size, repeats)
     return found
 
@@ -139,7 +187,7 @@ def overhead(repeats: int) -> dict[str, float]:
             ("leaving", ensemble, {"cascade": 1e-6}),
         ):
             export_onnx(members, path, sample_data=x[:10], verbose=0, **given)
-            sessions[name] = opened(path)
+            sessions[name] = onnx_session(path)
     for size in (1, 32):
         found |= times(sessions, x, size, repeats)
     return found
@@ -160,14 +208,6 @@ def trained(
     )
     model.fit(train, epochs=epochs, callbacks=[callback], verbose=0)
     return callback.ensemble()
-
-
-def opened(path: pathlib.Path) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(
-        path, options, providers=["CPUExecutionProvider"]
-    )
 
 
 def run(

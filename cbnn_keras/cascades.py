@@ -362,7 +362,7 @@ def chosen_confidences(
     found: Stages,
     labels: np.ndarray,
     loss: float,
-    standard_errors: float = 1.0,
+    standard_errors: float = 2.0,
 ) -> tuple[float, ...] | None:
     """Confidences to leave at, one for each member but the last.
 
@@ -374,8 +374,7 @@ def chosen_confidences(
         found: What is known of held-out samples.
         labels: Their class indices.
         loss: Accuracy that may be lost, such as 0.001.
-        standard_errors: How many of them are added to what is expected. One is
-            right five times in six.
+        standard_errors: How many of them are added to what is expected.
 
     Returns:
         None if none are known to be that safe, as with very few samples, or if

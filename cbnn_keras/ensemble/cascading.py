@@ -19,7 +19,7 @@ def choose_cascade(
     validation_data: Any,
     loss: float,
     *,
-    standard_errors: float = 1.0,
+    standard_errors: float = 2.0,
     first: int | None = None,
     priors: ArrayLike | None = None,
     calibrated: bool = True,
