@@ -5,10 +5,13 @@
 Six members (`CBNNCallback(restarts=6)`) on four tasks, five seeds each, with
 splits of their own: training, held-out data that the cascade is chosen on for a
 loss of 0.001, and test data that all else is measured on, in ONNX Runtime on
-one thread. Time is that of the processor for a request of 1 or 32 samples, as a
-ratio to one member. Targets: all answers of the exact cascade are the
-ensemble's; the confident one uses at most 1.3 members on average. In the end,
-what leaving costs: six small ResNets, of which every sample needs one.
+one thread. `student` is a cascade that asks a distilled network first, which
+took as many steps as the run. Time is that of the processor for a request of 1
+or 32 samples, as a ratio to one member. Targets: all answers of the exact
+cascade are the ensemble's; the confident ones use at most 1.3 members on
+average. In the end, what leaving costs: six small ResNets, of which every
+sample needs one. With `--repeats 0` nothing is exported and timed: errors and
+members are those of the rule in NumPy.
 """
 
 import argparse
@@ -21,13 +24,20 @@ from typing import Any
 
 import serving
 from accuracy_tasks import TASKS, Task, split
-from common import alternate, random_images, small_resnet, versions
+from common import (
+    alternate,
+    onnx_session,
+    random_images,
+    small_resnet,
+    versions,
+)
 
 import keras  # isort: skip
 import numpy as np  # isort: skip
 import onnxruntime  # isort: skip
 
-from cbnn_keras import CBNNCallback, CheckpointEnsemble, metrics
+from cbnn_keras import CBNNCallback, CheckpointEnsemble, cascades, metrics
+from cbnn_keras.cascades import Cascade
 from cbnn_keras.export import export_onnx
 
 LOSS = 0.001
@@ -56,7 +66,8 @@ def main() -> None:
             rows.setdefault(name, []).append(found)
             line = {"task": name, "seed": seed, **found}
             print(json.dumps(line), flush=True)
-    print(json.dumps({"task": "none", **overhead(options.repeats)}))
+    if options.repeats:
+        print(json.dumps({"task": "none", **overhead(options.repeats)}))
     for name, lines in rows.items():
         means = {k: np.mean([line[k] for line in lines]) for k in lines[0]}
         shown = ", ".join(f"{k} {v:.4g}" for k, v in means.items())
@@ -72,6 +83,17 @@ def measure(
     data = split(task, "clean", seed, data_dir)
     ensemble = trained(task, data, epochs, rate, seed)
     chosen = ensemble.cascade(data.val, loss=LOSS, verbose=0)
+    student = ensemble.distil(
+        *data.train,
+        epochs=epochs,
+        optimizer=task.make_optimizer(rate),
+        seed=seed,
+        verbose=0,
+    )
+    joined = ensemble.with_student(student)
+    with_first = joined.cascade(
+        data.val, loss=LOSS, first=joined.rounds[-1].step, verbose=0
+    )
     x, y = data.test
     expected = metrics.predicted_classes(ensemble.predict(x, verbose=0))
     exports = {
@@ -79,7 +101,49 @@ def measure(
         "all": (ensemble, {}),
         "exact": (ensemble, {"cascade": "exact"}),
         "confident": (ensemble, {"cascade": chosen}),
+        "distilled": (student, {}),
+        "student": (joined, {"cascade": with_first}),
     }
+    if not repeats:
+        return {
+            key: number
+            for name, (members, given) in exports.items()
+            for key, number in by_rule(name, members, x, y, **given).items()
+        }
+    return exported(exports, x, y, expected, repeats)
+
+
+def by_rule(
+    name: str,
+    ensemble: CheckpointEnsemble,
+    x: np.ndarray,
+    y: np.ndarray,
+    cascade: Any = None,
+) -> dict[str, float]:
+    """The error in % and the members used, without an export."""
+    steps = [record.step for record in ensemble.rounds]
+    members = np.stack(list(ensemble.member_probabilities(x, verbose=0)))
+    rule = Cascade() if cascade in (None, "exact") else cascade
+    order = rule.fitted_to(steps, ensemble.votes).positions(steps)
+    stages = cascades.stages(members[order], ensemble.votes[order])
+    used = stages.members_used(rule.confidence)
+    if cascade is None:
+        used = np.full(len(y), len(steps))
+    classes = metrics.predicted_classes(stages.probabilities_at(used))
+    return {
+        f"{name}_error": 100 * float(np.mean(classes != y)),
+        f"{name}_members": float(used.mean()),
+    }
+
+
+def exported(
+    exports: dict[str, tuple[CheckpointEnsemble, dict[str, Any]]],
+    x: np.ndarray,
+    y: np.ndarray,
+    expected: np.ndarray,
+    repeats: int,
+) -> dict[str, float]:
+    """Errors, members and times in ONNX Runtime."""
     found: dict[str, float] = {}
     sessions = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -97,7 +161,7 @@ def measure(
                 **given,
             )
             found[f"{name}_parity"] = artefact.parity.max_difference
-            sessions[name] = opened(path)
+            sessions[name] = onnx_session(path)
     for name, session in sessions.items():
         results = run(session, x)
         found[f"{name}_error"] = 100 * float(np.mean(results["class"] != y))
@@ -123,7 +187,7 @@ def overhead(repeats: int) -> dict[str, float]:
             ("leaving", ensemble, {"cascade": 1e-6}),
         ):
             export_onnx(members, path, sample_data=x[:10], verbose=0, **given)
-            sessions[name] = opened(path)
+            sessions[name] = onnx_session(path)
     for size in (1, 32):
         found |= times(sessions, x, size, repeats)
     return found
@@ -144,14 +208,6 @@ def trained(
     )
     model.fit(train, epochs=epochs, callbacks=[callback], verbose=0)
     return callback.ensemble()
-
-
-def opened(path: pathlib.Path) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    return onnxruntime.InferenceSession(
-        path, options, providers=["CPUExecutionProvider"]
-    )
 
 
 def run(

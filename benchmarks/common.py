@@ -35,6 +35,18 @@ def alternate(
     return seconds
 
 
+def onnx_session(path: str | os.PathLike[str], threads: int = 1):
+    """An ONNX file in ONNX Runtime, on so many threads of the processor."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    return onnxruntime.InferenceSession(
+        os.fspath(path), options, providers=["CPUExecutionProvider"]
+    )
+
+
 def ratio(above: list[float], below: list[float]) -> str:
     """Median of the ratios of each turn, with their range."""
     ratios = [a / b for a, b in zip(above, below, strict=True)]

@@ -7,15 +7,15 @@ sample leaves
 - if no answers of the others can change the predicted class: for one class c,
   w_c S_c > w_d (S_d + R) for every other class d, where w are the factors that
   classes are multiplied by in the end (1 / priors, or 1); and
-- if a confidence was chosen, as soon as the mean of these j members gives a
-  class that much.
+- if a confidence was chosen, one for all j or one for each, as soon as the mean
+  of these j members gives a class that much.
 
 It gets the mean of the members that were used. Exported graphs do the same, and
 are compared with what is computed here.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Self
 
 import numpy as np
@@ -26,7 +26,15 @@ from cbnn_keras import calibration, imbalance, metrics
 # By how much a class must be ahead for good: each of two probabilities may be
 # off by 1e-5 in another runtime, and the predicted class must be the same.
 MARGIN = 2e-5
-_NUM_CANDIDATES = 200
+NEVER = 2.0  # a confidence that no sample reaches
+# What a right answer is worth in members, as a logarithm: where to look for it
+# and how finely.
+_PRICES = (0.0, 14.0)
+_NUM_PRICES = 20
+_NUM_PASSES = 3
+
+
+Confidence = float | tuple[float, ...] | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +45,10 @@ class Cascade:
         order: The steps of the members. None for the order of their votes, the
             largest first.
         confidence: Between 0 and 1: a sample leaves as soon as the members so
-            far give a class this much. None for the exact rule alone, under
-            which every predicted class is the ensemble's.
+            far give a class this much. A tuple has one for each number of
+            members but all, `NEVER` where no sample leaves by it. None for the
+            exact rule alone, under which every predicted class is the
+            ensemble's.
         priors: Those that it was chosen with, or None.
         temperature: The one that it was chosen with, or None.
         votes: Those that it was chosen with, in the order of the members, or
@@ -49,7 +59,7 @@ class Cascade:
     """
 
     order: tuple[int, ...] | None = None
-    confidence: float | None = None
+    confidence: Confidence = None
     priors: tuple[float, ...] | None = None
     temperature: float | None = None
     votes: tuple[float, ...] | None = None
@@ -73,16 +83,36 @@ class Cascade:
             )
         return self
 
+    def confidences(self, num_members: int) -> list[float]:
+        """That of each member but the last, `NEVER` if it is exact.
+
+        Raises:
+            ValueError: If it has another number of them.
+        """
+        if self.confidence is None:
+            return [NEVER] * (num_members - 1)
+        if isinstance(self.confidence, tuple):
+            if len(self.confidence) != num_members - 1:
+                raise ValueError(
+                    f"The cascade has confidences {self.confidence} for "
+                    f"{num_members} members: one for each but the last is "
+                    f"{num_members - 1}."
+                )
+            return list(self.confidence)
+        return [self.confidence] * (num_members - 1)
+
     def positions(self, steps: Sequence[int]) -> list[int]:
         """Where the members, in their order, are among the steps."""
         return [list(steps).index(step) for step in self.order or ()]
 
     def __str__(self) -> str:
-        rule = (
-            "leave when no vote can change the answer"
-            if self.confidence is None
-            else f"leave at a confidence of {self.confidence:.4g}"
-        )
+        rule = "leave when no vote can change the answer"
+        if self.confidence is not None:
+            numbers = np.atleast_1d(self.confidence)
+            listed = ", ".join(
+                "none" if number > 1 else f"{number:.4g}" for number in numbers
+            )
+            rule = f"leave at a confidence of {listed}"
         if self.mean_members is None or self.order is None:
             return f"cascade: {rule}"
         return (
@@ -108,7 +138,7 @@ class Stages:
     lead: NDArray[np.float64]
     confidences: NDArray[np.float64]
 
-    def members_used(self, confidence: float | None) -> NDArray[np.int64]:
+    def members_used(self, confidence: Confidence) -> NDArray[np.int64]:
         """How many members each sample needs, shape `(num_samples,)`."""
         leaves = ~(self._surplus(confidence) < 0)  # also if it is no number
         leaves[-1] = True
@@ -122,7 +152,7 @@ class Stages:
             members_used - 1, np.arange(len(members_used))
         ]
 
-    def clearness(self, confidence: float | None) -> NDArray[np.float64]:
+    def clearness(self, confidence: Confidence) -> NDArray[np.float64]:
         """How far the nearest decision of each sample was from another one.
 
         In probability. What computes a little differently may use another
@@ -134,10 +164,12 @@ class Stages:
         is_asked = np.arange(len(distances))[:, np.newaxis] < used
         return np.where(is_asked, distances, np.inf).min(axis=0)
 
-    def _surplus(self, confidence: float | None) -> NDArray[np.float64]:
-        if confidence is None:
-            return self.lead.copy()
-        return np.maximum(self.lead, self.confidences - confidence)
+    def _surplus(self, confidence: Confidence) -> NDArray[np.float64]:
+        found = self.lead.copy()
+        if confidence is not None:
+            each = np.reshape(confidence, (-1, 1))
+            found[:-1] = np.maximum(found[:-1], self.confidences[:-1] - each)
+        return found
 
 
 def factors_and_floor(
@@ -257,7 +289,10 @@ def order_by_vote(votes: ArrayLike) -> list[int]:
 
 
 def order_by_likelihood(
-    probabilities: np.ndarray, votes: np.ndarray, labels: np.ndarray
+    probabilities: np.ndarray,
+    votes: np.ndarray,
+    labels: np.ndarray,
+    first: int | None = None,
 ) -> list[int]:
     """Positions in the order in which members make the labels most likely.
 
@@ -268,6 +303,7 @@ def order_by_likelihood(
             column if binary.
         votes: Shape `(num_members,)`.
         labels: Class indices, shape `(num_samples,)`.
+        first: The position of the first, if it is not to be the best one.
 
     Example:
 
@@ -283,7 +319,7 @@ def order_by_likelihood(
                 mean.value_with(probabilities[i], votes[i]), labels
             )
             for i in range(len(votes))
-            if i not in order
+            if i not in order and (order or first in (None, i))
         }
         best = min(losses, key=lambda i: (losses[i], -i))
         mean.add(probabilities[best], votes[best])
@@ -291,41 +327,128 @@ def order_by_likelihood(
     return order
 
 
-def chosen_confidence(
+def expected_losses(found: Stages, labels: np.ndarray) -> NDArray[np.float64]:
+    """The accuracy that leaving after each member is expected to cost.
+
+    If all members say d, and those so far c: p(d) - p(c), by what all members
+    say once it is calibrated on these samples. A label tells only whether one
+    of both was right, mostly neither: that says little about a tenth of a
+    point.
+
+    Args:
+        found: What is known of held-out samples.
+        labels: Their class indices.
+
+    Returns:
+        Shape `(num_members, num_samples)`; at least 0, and 0 in the last row.
+
+    Example:
+
+    >>> members = np.array([[[0.4, 0.6], [0.1, 0.9]], [[0.9, 0.1], [0.1, 0.9]]])
+    >>> found = stages(members, votes=[1.0, 1.0])
+    >>> expected_losses(found, np.array([0, 1])).round(1)
+    array([[1., 0.],
+           [0., 0.]])
+    """
+    all_say = found.probabilities[-1]
+    temperature = calibration.fit_temperature(all_say, labels)
+    columns = metrics.class_columns(calibration.scale(all_say, temperature))
+    classes = metrics.predicted_classes(found.probabilities)
+    likely = np.take_along_axis(columns, classes.T, axis=1).T
+    return likely[-1] - likely
+
+
+def chosen_confidences(
     found: Stages,
     labels: np.ndarray,
     loss: float,
-    standard_errors: float = 1.0,
-) -> float | None:
-    """The lowest confidence at which at most so much accuracy is lost.
+    standard_errors: float = 2.0,
+) -> tuple[float, ...] | None:
+    """Confidences to leave at, one for each member but the last.
 
-    Confidences are tried from the highest on, until the first at which the
-    accuracy of all members minus that of the cascade, plus its standard error,
-    is above the loss. The standard error of the samples' differences is at
-    least that of one sample: where none differs, one could have.
+    Those with which samples use the fewest members, among all that are expected
+    to cost no more accuracy, with its standard error. That error is at least
+    that of one sample as bad as the worst: where none differs, one could have.
 
     Args:
         found: What is known of held-out samples.
         labels: Their class indices.
         loss: Accuracy that may be lost, such as 0.001.
-        standard_errors: How many of them are added to what is seen. One is
-            right five times in six.
+        standard_errors: How many of them are added to what is expected.
 
     Returns:
-        None if no confidence is known to be that safe, as with fewer than
-        `standard_errors / loss` samples, or if there is but one member.
+        None if none are known to be that safe, as with very few samples, or if
+        there is but one member.
     """
     if len(found.confidences) == 1:
         return None
-    is_right = metrics.predicted_classes(found.probabilities) == labels
-    shares = np.linspace(1, 0, _NUM_CANDIDATES + 1)
-    candidates = np.quantile(found.confidences[:-1], shares)
+    losses = expected_losses(found, labels)
+    worst = losses.max() or 1.0
+    samples = np.arange(len(labels))
+
+    def is_safe(confidences: tuple[float, ...]) -> bool:
+        lost = losses[found.members_used(confidences) - 1, samples]
+        error = max(np.sqrt(np.sum(lost**2)), worst) / len(lost)
+        return bool(lost.mean() + standard_errors * error <= loss)
+
     chosen = None
-    for candidate in np.unique(candidates)[::-1]:
-        used = found.members_used(candidate)
-        lost = is_right[-1].astype(int) - is_right[used - 1, range(len(used))]
-        error = np.sqrt(max(np.sum(lost**2), 1)) / len(lost)
-        if lost.mean() + standard_errors * error > loss:
-            break
-        chosen = float(candidate)
-    return chosen
+    low, high = _PRICES
+    for _ in range(_NUM_PRICES):
+        middle = (low + high) / 2
+        candidate = _confidences_at(found, losses, np.exp(middle))
+        if is_safe(candidate):
+            chosen, high = candidate, middle
+        else:
+            low = middle
+    return chosen and _lowered(found, chosen, is_safe)
+
+
+def _lowered(
+    found: Stages,
+    confidences: tuple[float, ...],
+    is_safe: Callable[[tuple[float, ...]], bool],
+) -> tuple[float, ...]:
+    """Lower ones that are safe as well: between two prices there are some."""
+    chosen = list(confidences)
+    for j, start in enumerate(confidences):
+        values = np.unique(found.confidences[j])
+        low, high = 0, int(np.searchsorted(values, start))
+        while low < high:
+            middle = (low + high) // 2
+            lower = (*chosen[:j], float(values[middle]), *chosen[j + 1 :])
+            if is_safe(lower):
+                high, chosen = middle, list(lower)
+            else:
+                low = middle + 1
+    return tuple(chosen)
+
+
+def _confidences_at(
+    found: Stages, losses: NDArray[np.float64], price: float
+) -> tuple[float, ...]:
+    """The best confidences if an answer is worth so many members.
+
+    From the last member on: whoever leaves pays for what is lost, whoever stays
+    for another member and what comes then. Who gets as far depends on earlier
+    confidences, so that it is done several times.
+    """
+    num = len(losses) - 1
+    is_decided = found.lead >= 0
+    reaches = np.ones_like(is_decided)
+    for _ in range(_NUM_PASSES):
+        chosen = np.full(num, NEVER)
+        leaves = is_decided.copy()
+        cost = price * losses[-1]
+        for j in reversed(range(num)):
+            stays_for, leaves_for = 1 + cost, price * losses[j]
+            order = np.argsort(-found.confidences[j], kind="stable")
+            matters = reaches[j] & ~is_decided[j]
+            gains = np.where(matters, stays_for - leaves_for, 0)[order]
+            best = int(np.argmax(np.cumsum([0, *gains])))
+            if best:
+                chosen[j] = found.confidences[j][order[best - 1]]
+            leaves[j] |= found.confidences[j] >= chosen[j]
+            cost = np.where(leaves[j], leaves_for, stays_for)
+        stays = np.logical_and.accumulate(~leaves[:num], axis=0)
+        reaches[1:] = stays
+    return tuple(chosen.tolist())

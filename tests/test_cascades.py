@@ -200,34 +200,76 @@ def test_the_loss_stays_within_what_was_stated():
     full = metrics.accuracy(found.probabilities[-1], labels)
     costs = []
     for loss in (0.002, 0.01, 0.05):
-        confidence = cascades.chosen_confidence(found, labels, loss)
-        used = found.members_used(confidence)
+        chosen = cascades.chosen_confidences(found, labels, loss)
+        assert len(chosen) == 4
+        used = found.members_used(chosen)
         got = metrics.accuracy(found.probabilities_at(used), labels)
         assert full - got <= loss
         costs.append(used.mean())
     assert costs == sorted(costs, reverse=True) and costs[-1] < 2
-    # More certainty is a higher confidence.
-    sure = cascades.chosen_confidence(found, labels, 0.01, standard_errors=2)
-    assert sure > cascades.chosen_confidence(found, labels, 0.01)
+    # More certainty takes more members.
+    sure = cascades.chosen_confidences(found, labels, 0.01, standard_errors=9)
+    assert found.members_used(sure).mean() > costs[1] + 0.01
 
 
-def test_the_standard_error_is_counted():
-    """10 of 1000 leave early at 0.9 and are wrong: 0.01 and 0.00316."""
-    first = np.where(np.arange(1000) < 10, 0.1, 0.92)
-    second = np.full(1000, 0.99)
-    members = np.stack([np.stack([p, 1 - p], 1) for p in (first, second)])
-    labels = np.zeros(1000, int)
-    found = cascades.stages(members, np.ones(2))
-    assert cascades.chosen_confidence(found, labels, 0.0133) <= 0.9
-    assert cascades.chosen_confidence(found, labels, 0.0131) > 0.9
+def test_no_single_confidence_does_better():
+    """One for each member costs no more members than any one for all."""
+    members, labels = made_up()
+    found = cascades.stages(members, np.ones(5))
+    losses = cascades.expected_losses(found, labels)
+    samples = np.arange(len(labels))
+    chosen = cascades.chosen_confidences(found, labels, 0.005, 0.0)
+    best = found.members_used(chosen).mean()
+    singles = [
+        used.mean()
+        for used in map(found.members_used, np.linspace(0.3, 0.999, 200))
+        if losses[used - 1, samples].mean() <= 0.005
+    ]
+    assert singles and best <= min(singles)
+
+
+def test_expected_losses_by_hand():
+    """Half of the samples are as sure as they are right: T is 1.
+
+    All say 0.8 to 0.2 of each sample, and are right in 8 of 10; the first
+    member alone says the other class of the last sample.
+    """
+    labels = np.repeat([0, 1], [8, 2])
+    first = np.tile([0.9, 0.1], (10, 1))
+    first[-1] = [0.4, 0.6]
+    second = 2 * np.array([0.8, 0.2]) - first
+    found = cascades.stages(np.stack([first, second]), np.ones(2))
+    losses = cascades.expected_losses(found, labels)
+    np.testing.assert_allclose(losses[0], [0] * 9 + [0.6], atol=1e-6)
+    np.testing.assert_array_equal(losses[1], np.zeros(10))
+    # Twice the error of one sample as bad as that is added: 0.06 and 0.12.
+    assert cascades.chosen_confidences(found, labels, 0.181)[0] <= 0.6
+    assert cascades.chosen_confidences(found, labels, 0.179)[0] > 0.6
+    assert cascades.chosen_confidences(found, labels, 0.119) is None
 
 
 def test_too_few_samples_say_nothing():
     members, labels = made_up(num=400)
     found = cascades.stages(members, np.ones(5))
-    assert cascades.chosen_confidence(found, labels, 0.001) is None
+    assert cascades.chosen_confidences(found, labels, 0.001) is None
     alone = cascades.stages(members[:1], np.ones(1))
-    assert cascades.chosen_confidence(alone, labels, 0.5) is None
+    assert cascades.chosen_confidences(alone, labels, 0.5) is None
+
+
+def test_a_confidence_for_each_number_of_members():
+    members = np.array([[[0.8, 0.2]], [[0.6, 0.4]], [[0.3, 0.7]]])
+    found = cascades.stages(members, np.ones(3))
+    assert found.members_used((0.8, 0.9)) == [1]
+    assert found.members_used((0.81, 0.7)) == [2]
+    assert found.members_used((cascades.NEVER, 0.71)) == [3]
+    assert found.clearness((0.85, 0.68)) == pytest.approx([0.02])
+    assert Cascade((1, 2, 3), 0.9).confidences(3) == [0.9, 0.9]
+    assert Cascade((1, 2, 3)).confidences(3) == [cascades.NEVER] * 2
+    assert Cascade((1, 2, 3), (0.5, 0.6)).confidences(3) == [0.5, 0.6]
+    with pytest.raises(ValueError, match="for 4 members: one for each but the"):
+        Cascade((1, 2, 3), (0.5, 0.6)).confidences(4)
+    text = str(Cascade((1, 2, 3), (0.5, cascades.NEVER)))
+    assert text == "cascade: leave at a confidence of 0.5, none"
 
 
 def test_orders():

@@ -19,23 +19,27 @@ def choose_cascade(
     validation_data: Any,
     loss: float,
     *,
-    standard_errors: float = 1.0,
+    standard_errors: float = 2.0,
+    first: int | None = None,
     priors: ArrayLike | None = None,
     calibrated: bool = True,
     batch_size: int | None = None,
     verbose: int = 1,
 ) -> Cascade:
-    """The order of members by likelihood, and the lowest confidence to leave.
+    """The order of members by likelihood, and the confidences to leave at.
 
     Args:
         ensemble: Whose members it is for.
         validation_data: `(x, y)` or a dataset of batches that training has not
             seen: some thousands, or nothing can be said about a tenth of a
             point.
-        loss: Accuracy that may be lost: what is lost on these data and its
-            standard error stay within. If that cannot be said of any
-            confidence, the cascade is exact.
+        loss: Accuracy that may be lost: what is expected to be lost and its
+            standard error stay within, see `cascades.chosen_confidences`. If
+            that cannot be said of any confidence, the cascade is exact.
         standard_errors: How many standard errors are added.
+        first: The step of the member to ask first, such as that of a student,
+            see `CheckpointEnsemble.with_student`. Defaults to None: the one
+            that makes the labels most likely.
         priors: As in `predict` and in the export.
         calibrated: Likewise.
         batch_size: As in `predict`.
@@ -68,14 +72,16 @@ def choose_cascade(
         list(ensemble.member_probabilities(inputs, batch_size, verbose))
     )
     check_same_length(name, len(labels), outputs.shape[1])
-    order = cascades.order_by_likelihood(outputs, ensemble.votes, labels)
+    order = cascades.order_by_likelihood(
+        outputs, ensemble.votes, labels, _position(ensemble, first)
+    )
     temperature = None
     if calibrated and ensemble.calibration is not None:
         temperature = ensemble.calibration.temperature
     found = cascades.stages(
         outputs[order], ensemble.votes[order], shares, temperature
     )
-    confidence = cascades.chosen_confidence(
+    confidence = cascades.chosen_confidences(
         found, labels, loss, standard_errors
     )
     used = found.members_used(confidence)
@@ -93,3 +99,20 @@ def choose_cascade(
     )
     Reporter(verbose).line(f"{cascade}.")
     return cascade
+
+
+def _position(ensemble: Members, step: int | None) -> int | None:
+    """Where the member of a step is.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    steps = [record.step for record in ensemble.rounds]
+    if step is None:
+        return None
+    if step not in steps:
+        raise ValueError(
+            f"cascade(first={step!r}): must be the step of a member; those are "
+            f"{steps}."
+        )
+    return steps.index(step)

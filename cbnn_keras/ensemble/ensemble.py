@@ -3,7 +3,7 @@
 import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, Self, Unpack
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 from cbnn_keras.cascades import Cascade
 from cbnn_keras.data.conversion import numbered_as
 from cbnn_keras.data.labelled import as_pair, check_same_length
-from cbnn_keras.ensemble import cascading, merging, selection
+from cbnn_keras.ensemble import cascading, joining, merging, selection
 from cbnn_keras.ensemble.distilling import Distilling
 from cbnn_keras.ensemble.keras_metrics import KerasMetrics, labels_of
 from cbnn_keras.ensemble.loading import (
@@ -273,6 +273,28 @@ class CheckpointEnsemble(Distilling, Souping):
             **options: See `cascading.choose_cascade`.
         """
         return cascading.choose_cascade(self, validation_data, loss, **options)
+
+    def with_student(self, student: "CheckpointEnsemble") -> Self:
+        """The members and a network that they taught, which votes as one more.
+
+        For a cascade that asks the student first: it says most of what all say.
+        In memory; export it, and keep the runs of both.
+
+        Args:
+            student: What `distil` gave, of the members' architecture.
+
+        Raises:
+            ValueError: If it is another network.
+        """
+        run, step = joining.joined_run(self, student)
+        votes = [*self.votes, run.round_at(step).vote]
+        return type(self)(
+            run,
+            self.model,
+            [*self._steps, step],
+            votes=votes,
+            foreign=self.foreign,
+        )
 
     def as_model(
         self,

@@ -114,7 +114,7 @@ class CascadeGraph:
         }
         self._shares = votes[order] / votes.sum()
         self._totals = np.cumsum(self._shares)
-        self._confidence = cascade.confidence
+        self._confidences = cascade.confidences(len(order))
         self._priors, self._temperature = priors, temperature
         self._is_hard = voting == "hard"
 
@@ -204,13 +204,14 @@ class CascadeGraph:
             most = tf.reduce_min(tf.math.top_k(largest, 2).values, axis=1)
             rest = 0.0
         is_open = least - most < rest + cascades.MARGIN
-        if self._confidence is None:
+        confidence = self._confidences[number]
+        if confidence > 1:
             return is_open
         if factors is None and self._temperature is None:
-            is_unsure = least < total * self._confidence
+            is_unsure = least < total * confidence
         else:
             given = _of_classes(self._adjusted(sums / total), 1.0)
-            is_unsure = tf.reduce_max(given, axis=1) < self._confidence
+            is_unsure = tf.reduce_max(given, axis=1) < confidence
         return tf.logical_and(is_open, is_unsure)
 
     def _adjusted(self, mean: tf.Tensor) -> tf.Tensor:

@@ -146,9 +146,12 @@ def of_metadata(metadata: Mapping[str, Any]) -> Cascade | None:
     if found is None:
         return None
     priors, calibration = metadata["priors"], metadata.get("calibration")
+    confidence = found["confidence"]
+    if isinstance(confidence, list):
+        confidence = tuple(confidence)
     return Cascade(
         order=tuple(found["order"]),
-        confidence=found["confidence"],
+        confidence=confidence,
         priors=None if priors is None else tuple(priors),
         temperature=calibration and calibration["temperature"],
     )

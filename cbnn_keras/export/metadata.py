@@ -95,9 +95,16 @@ def _is_cascade(metadata: Json) -> bool:
     return (
         _list_of(_is_integer)(order)
         and sorted(order) == metadata["members"]
-        and (is_exact or (_is_positive(confidence) and confidence < 1))
+        and (is_exact or _is_confidence(confidence, len(order)))
         and value["rule"] == ("exact" if is_exact else "confident")
     )
+
+
+def _is_confidence(value: Any, num_members: int) -> bool:
+    """Whether it is one for all members, or one for each but the last."""
+    if isinstance(value, list):
+        return _list_of(_is_positive)(value) and len(value) == num_members - 1
+    return _is_positive(value) and value < 1
 
 
 def _is_calibration(value: Any) -> bool:

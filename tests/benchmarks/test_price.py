@@ -1,7 +1,7 @@
 """The arithmetic of `benchmarks/price.py`."""
 
 import keras
-import price
+import price_rows
 import price_tables as tables
 
 
@@ -16,7 +16,7 @@ def test_multiply_adds_by_hand():
             keras.layers.Dense(7),
         ]
     )
-    assert price.multiply_adds(model) == 16 * 27 * 5 + 80 * 7
+    assert price_rows.multiply_adds(model) == 16 * 27 * 5 + 80 * 7
 
 
 def test_the_share_of_the_gain_that_is_kept():

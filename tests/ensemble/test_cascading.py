@@ -2,9 +2,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import header, round_at
+from helpers import blobs, header, round_at, trained
 
 from cbnn_keras import CheckpointEnsemble, cascades, imbalance
+from cbnn_keras.export import export_onnx
 from cbnn_keras.runs.run import MemoryRun
 
 NUM = 3000
@@ -60,8 +61,18 @@ def test_priors_are_those_of_the_export(problem):
     stages = cascades.stages(
         imbalance.threshold(members[positions[:1]], [5, 3, 2]), [1.0]
     )
-    is_sure = stages.confidences[0] >= cascade.confidence
+    is_sure = stages.confidences[0] >= cascade.confidence[0]
     assert cascade.mean_members == pytest.approx(1 + (~is_sure).mean(), abs=1)
+
+
+def test_the_first_can_be_chosen(problem):
+    ensemble, x, y, members = problem
+    cascade = ensemble.cascade((x, y), loss=0.005, first=30, verbose=0)
+    assert cascade.order == (30, 20, 10)
+    with pytest.raises(
+        ValueError, match=r"first=31\): must be the step .* \[10, 20, 30\]"
+    ):
+        ensemble.cascade((x, y), first=31, verbose=0)
 
 
 def test_few_samples_make_it_exact(problem):
@@ -69,6 +80,52 @@ def test_few_samples_make_it_exact(problem):
     cascade = ensemble.cascade((x[:500], y[:500]), verbose=0)
     assert cascade.confidence is None and cascade.loss == 0
     assert cascade.mean_members > 1.5
+
+
+def test_a_student_is_asked_first(tmp_path):
+    """It votes with the mean of the members' votes, behind them."""
+    x, y = blobs()
+    made = trained(data=(x, y))[0].ensemble()
+    student = made.distil(x, y, epochs=1, verbose=0)
+    joined = made.with_student(student)
+    [record] = student.rounds
+    step = made.rounds[-1].step + record.step
+    assert [r.step for r in joined.rounds] == [
+        *(r.step for r in made.rounds),
+        step,
+    ]
+    np.testing.assert_allclose(joined.votes, [*made.votes, made.votes.mean()])
+    said = made.predict(x, verbose=0) * made.votes.sum()
+    said += made.votes.mean() * student.predict(x, verbose=0)
+    np.testing.assert_allclose(
+        joined.predict(x, verbose=0),
+        said / (made.votes.sum() + made.votes.mean()),
+        atol=1e-6,
+    )
+    cascade = joined.cascade((x, y), loss=0.2, first=step, verbose=0)
+    assert cascade.order[0] == step
+    artefact = export_onnx(
+        joined, tmp_path / "m.onnx", cascade=cascade, sample_data=x, verbose=0
+    )
+    assert artefact.parity.max_difference <= 1e-5
+
+
+def test_who_is_no_student():
+    x, y = blobs()
+    made = trained(data=(x, y))[0].ensemble()
+    with pytest.raises(ValueError, match="must be one network, .* not 2 memb"):
+        made.with_student(made.take([m["step"] for m in made.members[-2:]]))
+    small = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(3, activation="softmax")]
+    )
+    other = made.distil(x, y, student=small, epochs=1, verbose=0)
+    with pytest.raises(ValueError, match="must have the members' architecture"):
+        made.with_student(other)
+    few = made.distil(x[:-2], y[:-2], epochs=1, verbose=0)
+    with pytest.raises(
+        ValueError, match=f"made from {len(x) - 2} samples .* from {len(x)}"
+    ):
+        made.with_student(few)
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,7 @@ RUNTIMES = [in_tensorflow, in_onnx_runtime]
 CASES = {
     "exact": (3, {}, "exact"),
     "confident": (3, {}, 0.8),
+    "one for each": (3, {}, Cascade(confidence=(0.9, 0.75, 2.0, 0.6))),
     "hard": (3, {"voting": "hard"}, "exact"),
     "priors": (3, {"priors": [0.7, 0.2, 0.1]}, "exact"),
     "priors and confident": (3, {"priors": [0.7, 0.2, 0.1]}, 0.8),
@@ -135,6 +136,8 @@ def test_graphs_follow_the_rule(case, runtime):
     if options.get("voting") == "hard":
         voted = metrics.one_hot_votes(members)
     confidence = None if cascade == "exact" else cascade
+    if isinstance(cascade, Cascade):
+        confidence = cascade.confidence
     stages = cascades.stages(
         voted[BY_VOTE],
         np.array(VOTES)[BY_VOTE],
@@ -367,6 +370,20 @@ def test_exports_are_compared_and_verified(export, ensemble, tmp_path):
             run({"input": X}, "members")
 
 
+def test_an_artefact_with_a_confidence_for_each_is_verified(ensemble, tmp_path):
+    path = tmp_path / "m.onnx"
+    cascade = Cascade((1, 2, 3), (0.6, 0.45), votes=(1.0, 2.5, 0.7))
+    options = {"cascade": cascade, "outputs": OUTPUTS, "sample_data": X}
+    export_onnx(ensemble, path, verbose=0, **options)
+    assert verify_artefact(path, ensemble, sample_data=X, verbose=0)
+    model = onnx.load(path)
+    [entry] = [p for p in model.metadata_props if p.key == "cascade"]
+    entry.value = entry.value.replace("[0.6, 0.45]", "[0.6]")
+    onnx.save(model, path)
+    with pytest.raises(ValueError, match="not those of an export: cascade"):
+        verify_artefact(path, ensemble, sample_data=X)
+
+
 def test_metadata_say_rule_order_and_confidence(ensemble):
     order = [2, 1, 3]
     graph = serving_graph(ensemble, cascade="exact")
@@ -381,6 +398,15 @@ def test_metadata_say_rule_order_and_confidence(ensemble):
         "order": order,
         "confidence": 0.75,
     }
+    cascade = Cascade(confidence=(0.75, 0.5))
+    metadata = serving_graph(ensemble, cascade=cascade).metadata()
+    assert metadata["cascade"]["confidence"] == (0.75, 0.5)
+    assert json.loads(json.dumps(metadata))["cascade"]["confidence"] == [
+        0.75,
+        0.5,
+    ]
+    with pytest.raises(ValueError, match=r"confidences \(0.5,\) for 3 members"):
+        serving_graph(ensemble, cascade=Cascade(confidence=(0.5,)))
 
 
 def test_another_rule_than_the_artefact_says_is_found(ensemble, tmp_path):
