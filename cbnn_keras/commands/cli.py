@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pathlib
+import shlex
 import sys
 import webbrowser
 from collections.abc import Iterator, Sequence
@@ -219,10 +220,11 @@ def _calibrate(parsed: argparse.Namespace) -> None:
     )
     _print(f"It is kept in {parsed.run}, for predictions and exports.")
     if record.threshold is not None:
+        command = ["cbnn", "export", str(parsed.run), "--outputs"]
         _print(
             f"Sets of coverage {record.coverage:g} have the classes of a "
-            f"probability of {record.threshold:.4f} at least: cbnn export "
-            f"{parsed.run} --outputs probabilities,set"
+            f"probability of {record.threshold:.4f} at least: "
+            + shlex.join([*command, "probabilities,set"])
         )
 
 
@@ -253,7 +255,7 @@ def _distil(parsed: argparse.Namespace) -> None:
         "wrong."
     )
     print("\nNext:")
-    _print(f"  cbnn export {parsed.to}")
+    _print(f"  {shlex.join(['cbnn', 'export', str(parsed.to)])}")
 
 
 def _export(parsed: argparse.Namespace) -> None:

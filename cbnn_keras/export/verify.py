@@ -131,6 +131,7 @@ def verify_artefact(
             f"{path} was exported with `preprocess`. Give it here too: on the "
             "command line as --preprocess FILE.keras."
         )
+    _check_options(path, metadata)
     options = ServingOptions.of_artefact(
         metadata,
         preprocess=preprocess,
@@ -161,6 +162,17 @@ def _exported(
     except ValueError as error:
         raise RunError(
             f"{path} is not an export of this run: {shortened(error)}"
+        ) from error
+
+
+def _check_options(path: pathlib.Path, metadata: Json) -> None:
+    """Sees that it is the artefact to blame, and not what the user gives."""
+    try:
+        ServingOptions.of_artefact(metadata)
+    except ValueError as error:
+        raise RunError(
+            f"The metadata of {path} are not those of an export: "
+            f"{shortened(error)} Export the run again."
         ) from error
 
 

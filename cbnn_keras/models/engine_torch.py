@@ -92,8 +92,11 @@ class TorchEngine(Engine):
             part = torch.from_numpy(array.copy())
             if name == "torch":
                 torch.set_rng_state(part)
-            else:
-                torch.cuda.set_rng_state(part, int(name.removeprefix("cuda")))
+                continue
+            # A run may be resumed where there are fewer devices, or none.
+            number = int(name.removeprefix("cuda"))
+            if number < torch.cuda.device_count():
+                torch.cuda.set_rng_state(part, number)
 
 
 class _Averages(Averages):

@@ -47,6 +47,8 @@ class Run(abc.ABC):
             the member, or None for those of the rounds.
         calibration: What was fitted to data after training, or None.
         is_on_disk: Whether members are read from files.
+        kept_alive: What has to last as long as the run: the temporary
+            directory that a copy of it is in, if it is one.
     """
 
     header: Header
@@ -58,6 +60,7 @@ class Run(abc.ABC):
     chosen_votes: dict[int, float] | None = None
     calibration: CalibrationRecord | None = None
     is_on_disk: ClassVar[bool]
+    kept_alive: object = None
 
     @property
     @abc.abstractmethod

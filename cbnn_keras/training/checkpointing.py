@@ -115,7 +115,9 @@ class CheckpointCallback(RunArguments, abc.ABC):
                 f"{self._name}: nothing was trained yet. Pass the callback to "
                 "`model.fit(..., callbacks=[...])` first."
             )
-        return self._course.rounds.run
+        run = self._course.rounds.run
+        run.kept_alive = self._scratch  # an ensemble outlives its callback
+        return run
 
     @property
     def step(self) -> int:
@@ -181,8 +183,8 @@ class CheckpointCallback(RunArguments, abc.ABC):
                 self._course = self._begin.resume(fit, self.directory)
             if self._course is None:  # it begins anew
                 self._adopt(None)
-        if self.directory:
-            fit.watch_for_preemption(self.directory)
+        if self._told_directory:
+            fit.watch_for_preemption(self._told_directory)
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         if self._fit is None:

@@ -2,7 +2,9 @@
 
 import os
 import pathlib
+import shutil
 import tempfile
+import weakref
 from typing import Any, TypedDict
 
 import keras
@@ -29,6 +31,8 @@ class RunOptions(TypedDict, total=False):
 class RunArguments(WeightHolder, keras.callbacks.Callback):
     """The arguments of a callback, and which directory this process has."""
 
+    _scratch: "_Scratch | None" = None  # where the copy of a run is
+
     def __init__(
         self,
         directory: str | os.PathLike[str] | None = None,
@@ -43,7 +47,9 @@ class RunArguments(WeightHolder, keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._processes = engine.in_use().processes()
-        self.directory = self._own_directory(_as_path(self._name, directory))
+        # As the user says it, for messages; `directory` may be that of a copy.
+        self._told_directory = _as_path(self._name, directory)
+        self.directory = self._own_directory(self._told_directory)
         self.num_checkpoints = self._optional_integer(
             "num_checkpoints", num_checkpoints
         )
@@ -66,8 +72,8 @@ class RunArguments(WeightHolder, keras.callbacks.Callback):
         """The directory itself, or that of a copy: the first process writes."""
         if directory is None or self._processes.is_first:
             return directory
-        self._scratch = tempfile.TemporaryDirectory(prefix="cbnn-process-")
-        return pathlib.Path(self._scratch.name) / "run"
+        self._scratch = _Scratch()
+        return self._scratch.path / "run"
 
     def _optional_integer(self, name: str, value: Any) -> int | None:
         if value is None:
@@ -101,6 +107,14 @@ class RunArguments(WeightHolder, keras.callbacks.Callback):
                 "(`resume=True`), or replace it (`overwrite=True`)."
                 + further_advice,
             )
+
+
+class _Scratch:
+    """A directory that is removed when nobody needs it any more."""
+
+    def __init__(self) -> None:
+        self.path = pathlib.Path(tempfile.mkdtemp(prefix="cbnn-process-"))
+        weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
 def _as_path(owner: str, directory: Any) -> pathlib.Path | None:

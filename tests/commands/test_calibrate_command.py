@@ -1,6 +1,7 @@
 """`cbnn calibrate`, and what other commands then say."""
 
 import json
+import shlex
 import shutil
 
 import keras
@@ -61,7 +62,7 @@ def test_as_a_user_types_it(run, data, tmp_path, capsys, monkeypatch):
     said = json.loads(capsys.readouterr().out)
     assert said["calibration"] == vars(record)
     # What was printed as the next command.
-    assert "--outputs probabilities,set" in printed
+    assert "cbnn export run --outputs probabilities,set" in printed
     onnx = ["export", "run", "--format", "onnx", "--output", "m.onnx"]
     assert call(*onnx, "--outputs", "probabilities,set", "--data", data) == 0
     assert call("verify", "m.onnx", "--run", "run", "--data", data) == 0
@@ -71,6 +72,17 @@ def test_as_a_user_types_it(run, data, tmp_path, capsys, monkeypatch):
         CheckpointEnsemble.load(run).predict(x, verbose=0),
         atol=1e-5,
     )
+
+
+def test_the_next_command_can_be_typed(run, data, tmp_path, capsys):
+    run = run.rename(tmp_path / "my run")
+    assert call("calibrate", run, "--data", data, "--coverage", 0.9) == 0
+    [command] = [
+        line.split("at least: ")[1]
+        for line in capsys.readouterr().out.splitlines()
+        if "at least: " in line
+    ]
+    assert shlex.split(command)[2:4] == [str(run), "--outputs"]
 
 
 def test_exports_that_are_not_calibrated(run, data, tmp_path, capsys):

@@ -146,3 +146,16 @@ def test_members_that_the_run_has_not(full_saved_model, ensemble, tmp_path):
         ValueError, match=r"run has no members of the steps \[7, 8"
     ):
         verify_artefact(path, ensemble)
+
+
+def test_options_that_no_export_can_have(full_saved_model, ensemble, tmp_path):
+    path = shutil.copytree(full_saved_model.path, tmp_path / "1")
+    content = json.loads((path / METADATA).read_bytes())
+    content["labels"] = ["a"] * content["num_classes"]
+    (path / METADATA).write_text(json.dumps(content))
+    with pytest.raises(
+        RunError,
+        match=f"^The metadata of {re.escape(str(path))} are not those of an "
+        "export: class_names must differ from each other",
+    ):
+        verify_artefact(path, ensemble)

@@ -1,6 +1,7 @@
 """SIGTERM ends a run in a directory after the step, and nothing else."""
 
 import builtins
+import gc
 import os
 import pathlib
 import signal
@@ -15,6 +16,9 @@ from test_callback import Stop, StopAfter
 from test_resume import contents
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
+from cbnn_keras.models import engine
+from cbnn_keras.support.processes import Alone
+from cbnn_keras.training.fit import Fit
 from cbnn_keras.training.preemption import Preemption
 
 SCRIPT = pathlib.Path(__file__).with_name("killable_training.py")
@@ -227,3 +231,28 @@ def session(directory, *others):
     callbacks = [callback, *others]
     dense_model().fit(train, epochs=4, callbacks=callbacks, verbose=0)
     return callback
+
+
+def test_other_processes_name_the_directory_of_the_user(tmp_path, monkeypatch):
+    """Not that of their copy, which is gone with them."""
+
+    class NotFirst(Alone):
+        is_first = False
+
+    told = []
+    monkeypatch.setattr(engine.in_use(), "processes", NotFirst)
+    monkeypatch.setattr(
+        Fit, "watch_for_preemption", lambda fit, path: told.append(path)
+    )
+    callback = CBNNCallback(tmp_path / "run", num_checkpoints=2)
+    callback.fit(dense_model(), *blobs(20), batch_size=10, verbose=0, epochs=2)
+    assert told == [tmp_path / "run"]
+    assert not (tmp_path / "run").exists()
+    # The copy lasts as long as an ensemble needs it.
+    copy, ensemble = callback.directory, callback.ensemble()
+    del callback
+    gc.collect()
+    assert ensemble.predict(blobs(20)[0], verbose=0).shape == (20, 3)
+    del ensemble
+    gc.collect()
+    assert not copy.exists()
