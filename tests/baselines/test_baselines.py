@@ -144,11 +144,16 @@ def steps(callback):
 @pytest.mark.parametrize(
     ("epochs", "num_checkpoints", "expected"),
     [
-        (6, 3, [12, 24, 36]),
-        (6, 6, [6, 12, 18, 24, 30, 36]),  # a cycle is an epoch
         (5, 4, [8, 16, 24, 30]),  # 30 steps, ceil(30 / 4) = 8
         (2, 5, [3, 6, 9, 12]),  # ceil(12 / 5) = 3: four cycles do
-        (1, 1, [6]),
+        *(
+            pytest.param(*case, marks=pytest.mark.large)
+            for case in [
+                (6, 3, [12, 24, 36]),
+                (6, 6, [6, 12, 18, 24, 30, 36]),  # a cycle is an epoch
+                (1, 1, [6]),
+            ]
+        ),
     ],
 )
 def test_snapshot_rates_and_steps(epochs, num_checkpoints, expected):

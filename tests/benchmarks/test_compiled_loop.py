@@ -14,6 +14,7 @@ from cbnn_keras import CBNNCallback, boosting, schedules
 from cbnn_keras.boosting_policies import Boosting, EqualVotes
 from cbnn_keras.models.fresh import fresh_weights
 
+pytestmark = pytest.mark.large
 SEED, EPOCHS, BATCH = 3, 6, 15
 X, Y = blobs(60)
 TOTAL = EPOCHS * len(X) // BATCH
@@ -94,17 +95,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "averaged",
-        *(
-            pytest.param(c, marks=pytest.mark.large)
-            for c in CASES
-            if c != "averaged"
-        ),
-    ],
-)
+@pytest.mark.parametrize("case", CASES)
 def test_the_loop_is_the_callback(case):
     make, course, rate = CASES[case]
     data = Data((X, Y), (X, Y), (X, Y), 3)

@@ -1,6 +1,8 @@
 """Tests of the samples: their order, their structure, what is refused."""
 
+import gc
 import importlib.util
+import weakref
 
 import keras
 import numpy as np
@@ -299,6 +301,23 @@ def test_inputs_come_in_the_order_of_the_index(source, batch_size):
     np.testing.assert_array_equal(
         np.concatenate(batches), np.stack([index, -index], axis=1)
     )
+
+
+def test_passes_over_arrays_share_a_dataset_that_goes_with_them(monkeypatch):
+    samples = numbered("arrays")
+    (first,) = samples.inputs(37)
+    assert sum(map(len, samples.inputs(5))) == 37  # of that size another one
+    with monkeypatch.context() as patch:
+        patch.setattr(tf.data.Dataset, "map", None)  # would trace a function
+        (second,) = samples.inputs(37)
+    np.testing.assert_array_equal(first, second)
+    alive = weakref.ref(samples)
+    gc.disable()  # no cycle keeps arrays that may be large
+    try:
+        del samples
+        assert alive() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("source", SOURCES)

@@ -47,7 +47,14 @@ def shy_model():
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["sgd", "adam", "adamw", "lion", "adafactor"]
+    "optimizer",
+    [
+        *("adam", "adafactor"),
+        *(
+            pytest.param(name, marks=pytest.mark.large)
+            for name in ("sgd", "adamw", "lion")
+        ),
+    ],
 )
 def test_weights_take_no_more_room_than_those_of_an_uncompiled_model(
     tmp_path, optimizer

@@ -33,7 +33,14 @@ def everything(model):
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["sgd", "adam", "lion", "loss scaling", "accumulation"]
+    "optimizer",
+    [
+        *("adam", "accumulation"),
+        *(
+            pytest.param(name, marks=pytest.mark.large)
+            for name in ("sgd", "lion", "loss scaling")
+        ),
+    ],
 )
 def test_training_goes_on_as_if_it_had_never_stopped(optimizer):
     def build():
