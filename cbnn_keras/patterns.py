@@ -212,7 +212,12 @@ class PatternBooster:
         """As of `boosting.Booster`."""
         return self._booster.may_continue()
 
-    def first_mean(self, values: NDArray[np.float32], part: slice) -> float:
+    def first_mean(
+        self,
+        values: NDArray[np.float32],
+        part: slice,
+        exchange: Exchange = lambda counts: counts,
+    ) -> float:
         """The mean of a number per sample, by the first round's omega.
 
         Numbers are added as integers, multiples of 2^-44, so that the sum is
@@ -222,6 +227,7 @@ class PatternBooster:
             values: At least 0 and below 2^18, of the samples of `part`.
             part: Which of the samples of `first` they are; every sample is in
                 that of one host.
+            exchange: Adds the sums of all hosts.
         """
         sums = np.zeros((self._patterns.num_patterns, 2), np.int64)
         numbers = self._patterns.numbers[part]
@@ -231,7 +237,7 @@ class PatternBooster:
             halves = np.divmod(steps.astype(np.int64), 2**_HALF)
             for column, half in enumerate(halves):
                 np.add.at(sums[:, column], entries, half)
-        totals = [(int(a) << _HALF) + int(b) for a, b in self._exchange(sums)]
+        totals = [(int(a) << _HALF) + int(b) for a, b in exchange(sums)]
         first = self._booster.first
         return math.fsum(w * t for w, t in zip(first, totals, strict=True)) / (
             2.0**_PLACES

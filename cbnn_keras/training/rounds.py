@@ -148,7 +148,9 @@ class Rounds:
         if isinstance(self._booster, PatternBooster):
             is_own = self._task.weights.own is not None
             part = slice(None) if is_own else scored.part
-            return self._booster.first_mean(scored.losses, part)
+            return self._booster.first_mean(
+                scored.losses, part, self._processes.total
+            )
         losses = self._processes.gather(scored.losses).astype(np.float64)
         return float(self._task.weights.first_distribution @ losses)
 

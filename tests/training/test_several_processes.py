@@ -109,8 +109,13 @@ def test_processes_are_devices_of_one(train, num):
 
 
 @needs_time
-@pytest.mark.parametrize("options", [{"phases": 2}, {"is_snapshot": True}])
-def test_phases_and_other_methods(train, options):
+@pytest.mark.parametrize(
+    "options",
+    [{"phases": 2}, {"is_snapshot": True}, {"is_dataset": True}],
+    ids=str,
+)
+def test_phases_other_methods_and_datasets(train, options):
+    """Of a dataset, patterns of all samples are kept by all."""
     several, one = (
         train(**where, options=json.dumps(options))
         for where in ({"processes": 2}, {"devices": 2})
