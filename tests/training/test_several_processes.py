@@ -172,7 +172,12 @@ def test_of_very_many_samples_each_process_has_its_own(train, num, augments):
         json.loads((directory / "run" / "manifest.json").read_text())["rounds"]
         for directory, _ in (several, one)
     ]
-    assert records[0] == records[1]
+    # Sums over three devices are rounded in another order: the model differs
+    # in its last bits, and a loss with it.
+    tolerance = 0 if num == 2 else 1e-6
+    for own, others in zip(*records, strict=True):
+        assert own == pytest.approx(others, rel=tolerance, abs=0)
+        assert own["vote"] == others["vote"]
     bits = [
         {k: v for k, v in content(d).items() if k.startswith("rounds")}
         for d, _ in (several, one)
