@@ -31,7 +31,7 @@ LARGE = 2**24
 # More first weights than these are no groups.
 _MOST_GROUPS = 256
 # Samples that are counted at once: what is made on the way stays in the cache.
-_CHUNK = 2**15
+_CHUNK = 2**17
 # Binary places of numbers that are added as integers. They are added in two
 # halves, so that no sum of 2^38 of them is too large.
 _PLACES, _HALF = 44, 24
@@ -221,7 +221,7 @@ class PatternBooster:
         """The mean of a number per sample, by the first round's omega.
 
         Numbers are added as integers, multiples of 2^-44, so that the sum is
-        the same however they are shared out among hosts. Call it before `add`.
+        the same however they are shared out among hosts.
 
         Args:
             values: At least 0 and below 2^18, of the samples of `part`.
