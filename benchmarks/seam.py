@@ -46,6 +46,7 @@ def main() -> None:
             for name in sorted(places, reverse=bool(turn % 2)):
                 seconds = in_own_process(subject, places[name])
                 found[subject, name].append(seconds)
+                print(f"{subject}, {name}: {seconds:.2f} s", flush=True)
     # Not on top: the processes that measure must not import it from here.
     from common import ratio, versions
 

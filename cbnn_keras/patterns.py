@@ -32,7 +32,7 @@ LARGE = 2**24
 # More first weights than these are no groups.
 _MOST_GROUPS = 256
 # Samples that are counted at once: what is made on the way stays in the cache.
-_CHUNK = 2**15
+_CHUNK = 2**17
 # Binary places of numbers that are added as integers. They are added in two
 # halves, so that no sum of 2^38 of them is too large.
 _PLACES, _HALF = 44, 24
@@ -214,16 +214,22 @@ class PatternBooster:
         """As of `boosting.Booster`."""
         return self._booster.may_continue()
 
-    def first_mean(self, values: NDArray[np.float32], part: slice) -> float:
+    def first_mean(
+        self,
+        values: NDArray[np.float32],
+        part: slice,
+        exchange: Exchange = lambda counts: counts,
+    ) -> float:
         """The mean of a number per sample, by the first round's omega.
 
         Numbers are added as integers, multiples of 2^-44, so that the sum is
-        the same however they are shared out among hosts. Call it before `add`.
+        the same however they are shared out among hosts.
 
         Args:
             values: At least 0 and below 2^18, of the samples of `part`.
             part: Which of the samples of `first` they are; every sample is in
                 that of one host.
+            exchange: Adds the sums of all hosts.
         """
         sums = np.zeros((self._patterns.num_patterns, 2), np.int64)
         numbers = self._patterns.numbers[part]
@@ -233,24 +239,29 @@ class PatternBooster:
             halves = np.divmod(steps.astype(np.int64), 2**_HALF)
             for column, half in enumerate(halves):
                 np.add.at(sums[:, column], entries, half)
-        totals = [(int(a) << _HALF) + int(b) for a, b in self._exchange(sums)]
+        totals = [(int(a) << _HALF) + int(b) for a, b in exchange(sums)]
         first = self._booster.first
         return math.fsum(w * t for w, t in zip(first, totals, strict=True)) / (
             2.0**_PLACES
         )
 
     def first_class_error(
-        self, correct: Bools, labels: Integers, part: slice
+        self,
+        correct: Bools,
+        labels: Integers,
+        part: slice,
+        exchange: Exchange = lambda counts: counts,
     ) -> float:
         """`metrics.class_error` by the first round's omega.
 
         From counts, so that it is the same however samples are shared out
-        among hosts. Call it before `add`.
+        among hosts.
 
         Args:
             correct: Which samples of `part` are right.
             labels: Their class indices.
             part: As in `first_mean`.
+            exchange: Adds the counts of all hosts.
         """
         values, groups = np.unique(self._booster.first, return_inverse=True)
         shape = (len(values), self._num_classes, 2)
@@ -260,7 +271,7 @@ class PatternBooster:
         for chunk in _slices(len(labels), max(_CHUNK, 8 * size)):
             codes = groups[numbers[chunk]] * self._num_classes + labels[chunk]
             counts += np.bincount(2 * codes + correct[chunk], minlength=size)
-        sums = np.tensordot(values, self._exchange(counts).reshape(shape), 1)
+        sums = np.tensordot(values, exchange(counts).reshape(shape), 1)
         return mean_share(sums[:, 0], sums.sum(axis=1))
 
     def add(self, correct: Flags, *, is_final: bool = False) -> Stage:

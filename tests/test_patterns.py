@@ -201,11 +201,13 @@ def test_a_mean_of_losses_is_the_same_on_any_number_of_hosts(num_hosts):
     def host(part):
         own = GroupedWeights(groups[part], first.values)
         booster = PatternBooster(own, 3, Boosting(0.2), exchange)
-        before = booster.first_mean(losses[part], slice(None))
+        before = booster.first_mean(losses[part], slice(None), exchange)
         booster.add(correct[part])  # which splits the groups
         half = len(part) // 2
-        rest = booster.first_mean(losses[part[half:]], slice(half, None))
-        return before, booster.first_mean(losses[part], slice(None)), rest
+        after = booster.first_mean(losses[part], slice(None), exchange)
+        own = losses[part[half:]]
+        rest = booster.first_mean(own, slice(half, None), exchange)
+        return before, after, rest
 
     parts = np.array_split(np.arange(5000), num_hosts)
     with ThreadPoolExecutor(num_hosts) as threads:
@@ -237,7 +239,7 @@ def test_class_error_of_hosts_is_that_of_all(num_hosts):
     def host(part):
         own = GroupedWeights(first.groups[part], first.values)
         booster = PatternBooster(own, 4, Boosting(0.2), exchange)
-        given = correct[part], labels[part], slice(None)
+        given = correct[part], labels[part], slice(None), exchange
         before = booster.first_class_error(*given)
         booster.add(correct[part])
         return before, booster.first_class_error(*given)

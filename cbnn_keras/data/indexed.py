@@ -32,7 +32,6 @@ Finish = Callable[[tf.Tensor, Any, tf.Tensor], Any]
 # Wraps an iterable of batches to show its progress: (iterable, total) -> same.
 Track = Callable[[Iterable[Any], int | None], Iterable[Any]]
 
-
 # Bytes of a batch that takes longer to hand over to another thread than to
 # gather.
 _LIGHT_BATCH = 2**18
@@ -178,11 +177,11 @@ class ArraySamples(Samples):
         def one_pass(_: tf.Tensor) -> tf.data.Dataset:
             key = next_key()
             blocks = order.blocks_of_pass(self.num_samples, shuffle, key)
-            return with_key(blocks.unbatch(), key)
+            return order.with_key(blocks.unbatch(), key)
 
         def one_sample(index: tf.Tensor, key: tf.Tensor) -> Any:
             x, y = self.take(index)
-            return index, augment(x, sample_seed(key, index)), y
+            return index, augment(x, order.sample_seed(key, index)), y
 
         return _finished(
             tf.data.Dataset.range(1)
@@ -284,7 +283,7 @@ class DatasetSamples(Samples):
                 samples = samples.shuffle(
                     buffer, seed=seed, reshuffle_each_iteration=False
                 )
-            return samples if augment is None else with_key(samples, key)
+            return samples if augment is None else order.with_key(samples, key)
 
         passes = tf.data.Dataset.range(1).flat_map(one_pass)
         if augment is None:
@@ -296,7 +295,7 @@ class DatasetSamples(Samples):
             sample: tuple[tf.Tensor, tuple[Any, tf.Tensor]], key: tf.Tensor
         ) -> Any:
             index, (x, y) = sample
-            return index, augment(x, sample_seed(key, index)), y
+            return index, augment(x, order.sample_seed(key, index)), y
 
         return _finished(
             passes.map(one_sample, num_parallel_calls=tf.data.AUTOTUNE).batch(
@@ -405,16 +404,6 @@ def _finished(
     batches: tf.data.Dataset, finish: Callable[..., Any]
 ) -> tf.data.Dataset:
     return batches.prefetch(tf.data.AUTOTUNE).map(finish)
-
-
-def with_key(dataset: tf.data.Dataset, key: tf.Tensor) -> tf.data.Dataset:
-    return tf.data.Dataset.zip(
-        dataset, tf.data.Dataset.from_tensors(key).repeat()
-    )
-
-
-def sample_seed(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    return tf.random.experimental.stateless_fold_in(key, index)
 
 
 def _num_bytes(tensor: tf.Tensor) -> int:

@@ -131,15 +131,15 @@ def _of_devices(
         if shuffle:
             # The order of all samples, where one device has all.
             is_only = part.num_devices == 1
-            own_key = key if is_only else _folded(key, device)
+            own_key = (
+                key
+                if is_only
+                else sample_seed(key, tf.constant(device, tf.int64))
+            )
             found = permuted(found, num, own_key)
         index.append(own.start + found)
         is_there.append(positions < num)
     return index, is_there
-
-
-def _folded(key: tf.Tensor, number: int) -> tf.Tensor:
-    return tf.random.experimental.stateless_fold_in(key, number)
 
 
 def permuted(
@@ -176,6 +176,18 @@ def permuted(
         (once(positions),),
     )
     return found
+
+
+def with_key(dataset: tf.data.Dataset, key: tf.Tensor) -> tf.data.Dataset:
+    """Puts the key of a pass to each of its elements."""
+    return tf.data.Dataset.zip(
+        dataset, tf.data.Dataset.from_tensors(key).repeat()
+    )
+
+
+def sample_seed(key: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    """A key of one sample, or of one device, from that of the pass."""
+    return tf.random.experimental.stateless_fold_in(key, index)
 
 
 def _all_at_once(

@@ -22,10 +22,8 @@ from cbnn_keras.data.indexed import (
     Finish,
     Samples,
     Track,
-    sample_seed,
     unfinished,
     untracked,
-    with_key,
 )
 from cbnn_keras.data.sharding import Part
 
@@ -75,7 +73,7 @@ class ShardedSamples(Samples):
             indices = order.shard_batches(
                 self.num_samples, shuffle, key, self._part, batch_size
             )
-            return indices if augment is None else with_key(indices, key)
+            return indices if augment is None else order.with_key(indices, key)
 
         passes = tf.data.Dataset.range(1).flat_map(one_pass)
         if augment is None:
@@ -86,7 +84,7 @@ class ShardedSamples(Samples):
 
         def one_sample(own: Any, key: tf.Tensor) -> Any:
             x, y = self._held.take(own[0] - start)
-            return own, augment(x, sample_seed(key, own[0])), y
+            return own, augment(x, order.sample_seed(key, own[0])), y
 
         batches = (
             passes.map(_repeated_key)

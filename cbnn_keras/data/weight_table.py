@@ -13,7 +13,7 @@ from cbnn_keras.patterns import GroupedWeights, grouped
 
 # Samples in a row of the table of groups, and rows that are written at once.
 _BLOCK = 2**16
-_NUM_ROWS = 2
+_NUM_ROWS = 16
 
 
 class DenseTable:

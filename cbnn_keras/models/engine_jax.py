@@ -32,6 +32,8 @@ from cbnn_keras.support.processes import (
 T = TypeVar("T")
 # Of `model.variables`, by position.
 Values = dict[int, Any]
+# Bytes that one process tells all others at once.
+_PIECE = 2**24
 
 
 class JaxEngine(Engine):
@@ -212,6 +214,19 @@ class JaxProcesses(Processes):
                 f"{found[failed[0]].decode()}"
             )
         return found
+
+    def broadcast(self, message: bytes) -> bytes:
+        """In pieces: an exchange would bring as many copies as processes."""
+        size = int(self.exchange(b"%d" % len(message))[0])
+        found = bytearray()
+        for start in range(0, size, _PIECE):
+            piece = np.zeros(min(_PIECE, size - start), np.uint8)
+            if self.is_first:
+                own = message[start : start + _PIECE]
+                piece[:] = np.frombuffer(own, np.uint8)
+            told = multihost_utils.broadcast_one_to_all(piece)
+            found += np.asarray(told).astype(np.uint8).tobytes()
+        return bytes(found)
 
 
 class _Averages(Averages):

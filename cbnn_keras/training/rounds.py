@@ -153,7 +153,9 @@ class Rounds:
     def _mean_loss(self, scored: Scored) -> float:
         """The mean of the losses by the first distribution."""
         if isinstance(self._booster, PatternBooster):
-            return self._booster.first_mean(scored.losses, self._known(scored))
+            return self._booster.first_mean(
+                scored.losses, self._known(scored), self._processes.total
+            )
         losses = self._processes.gather(scored.losses).astype(np.float64)
         return float(self._task.weights.first_distribution @ losses)
 
@@ -163,7 +165,7 @@ class Rounds:
         if isinstance(self._booster, PatternBooster):
             part = self._known(scored)
             return self._booster.first_class_error(
-                scored.correct, labels[part], part
+                scored.correct, labels[part], part, self._processes.total
             )
         weights = self._task.weights
         correct = unpack_bits(bits, weights.num_samples)

@@ -34,6 +34,7 @@ OPTIONS = {
     "dies": None,  # (number of the process, step) or (number, "save")
     "signal": "SIGKILL",  # by which it does
     "phases": 1,
+    "is_dataset": False,  # and not arrays
     "is_snapshot": False,  # instead of CBNN
 }
 
@@ -144,6 +145,8 @@ def main(directory, options):
     x, y = data()
     if options["large"]:
         x, y = Counted(x), Counted(y)
+    if options["is_dataset"]:
+        patterns.LARGE = 50
     if options["float64"]:
         x = x.astype("float64")
     if options["wrong_labels"] == NUMBER:
@@ -163,9 +166,13 @@ def main(directory, options):
         validation_data=data(30),
         **({} if options["is_snapshot"] else own),
     )
+    source = (x, y)
+    if options["is_dataset"]:
+        import tensorflow as tf
+
+        source = (tf.data.Dataset.from_tensor_slices((x, y)),)
     train = cbnn.weighted(
-        x,
-        y,
+        *source,
         batch_size=options["batch_size"],
         class_weight={0: 2.0, 1: 1.0} if options["large"] else None,
         seed=1,

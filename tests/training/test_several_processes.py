@@ -109,8 +109,13 @@ def test_processes_are_devices_of_one(train, num):
 
 
 @needs_time
-@pytest.mark.parametrize("options", [{"phases": 2}, {"is_snapshot": True}])
-def test_phases_and_other_methods(train, options):
+@pytest.mark.parametrize(
+    "options",
+    [{"phases": 2}, {"is_snapshot": True}, {"is_dataset": True}],
+    ids=str,
+)
+def test_phases_other_methods_and_datasets(train, options):
+    """Of a dataset, patterns of all samples are kept by all."""
     several, one = (
         train(**where, options=json.dumps(options))
         for where in ({"processes": 2}, {"devices": 2})
@@ -167,7 +172,12 @@ def test_of_very_many_samples_each_process_has_its_own(train, num, augments):
         json.loads((directory / "run" / "manifest.json").read_text())["rounds"]
         for directory, _ in (several, one)
     ]
-    assert records[0] == records[1]
+    # Sums over three devices are rounded in another order: the model differs
+    # in its last bits, and a loss with it.
+    tolerance = 0 if num == 2 else 1e-6
+    for own, others in zip(*records, strict=True):
+        assert own == pytest.approx(others, rel=tolerance, abs=0)
+        assert own["vote"] == others["vote"]
     bits = [
         {k: v for k, v in content(d).items() if k.startswith("rounds")}
         for d, _ in (several, one)
