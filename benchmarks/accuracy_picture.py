@@ -37,11 +37,12 @@ def draw(results: Results, path: pathlib.Path) -> None:
         found = {
             budget: comparable(results[task, variant, budget], DRAWN)
             for budget in BUDGETS
+            if (task, variant, budget) in places(results)
         }
         for series, (method, label) in zip(
             palette.SERIES, DRAWN.items(), strict=False
         ):
-            lines = [found[b][method] for b in BUDGETS if method in found[b]]
+            lines = [of[method] for of in found.values() if method in of]
             errors = [mean(line) for line in lines]
             steps = [next(iter(line.values()))["steps"] for line in lines]
             ax.plot(steps, errors, label=label, **series.options)
@@ -50,8 +51,8 @@ def draw(results: Results, path: pathlib.Path) -> None:
         ax.set_title(f"{task}, {variant}", fontsize=8)
         # Short runs of restarts are far off, and would hide the rest.
         near = [
-            mean(found[b][m])
-            for b in BUDGETS
+            mean(of[m])
+            for of in found.values()
             for m in ("plain", "cosine, averaged", "CBNN, cosine")
         ]
         ax.set_ylim(0, 1.25 * max(near))
