@@ -219,7 +219,9 @@ def test_killed_and_started_again_by_the_supervisor(train, dies):
     options = json.dumps({"resumes": True, "dies": dies})
     killed = train(processes=2, restarts=2, options=options)
     assert (killed[0] / "has_died").exists()
-    lines = [line for line in killed[1].stderr.splitlines() if "launch" in line]
+    lines = [
+        line for line in killed[1].stderr.splitlines() if "all were" in line
+    ]
     assert lines == [
         f"cbnn_keras.launch: process {dies[0]} of 2 was ended by SIGKILL; all "
         "were ended, and are started again."
