@@ -17,7 +17,6 @@ which meant nothing and are passed over.
 
 import dataclasses
 import pathlib
-import types
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +26,7 @@ from cbnn_keras.boosting_policies import Boosting, BoostingFromFirst, EqualVotes
 from cbnn_keras.calibration import CalibrationRecord
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.runs import manifest_json
+from cbnn_keras.runs.typed_json import fits, is_nested, typed
 from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.console import printable
 from cbnn_keras.support.faults import RunError
@@ -94,16 +94,16 @@ class Settings:
         wrong += [
             f"settings.{name}"
             for name, value in _policy_to_json(policy).items()
-            if not (_fits(value, float) or name in _TRUST and value is None)
+            if not (fits(value, float) or name in _TRUST and value is None)
         ]
         known = {*_COMMON_SETTINGS, *_POLICY_SETTINGS}
         own = {k: v for k, v in content.items() if k not in known}
-        wrong += [f"settings.{k}" for k, v in own.items() if _is_nested(v)]
+        wrong += [f"settings.{k}" for k, v in own.items() if is_nested(v)]
         return cls(
             policy=policy,
             own=own,
             **{
-                name: _parse(kind, content.get(name), f"settings.{name}", wrong)
+                name: typed(kind, content.get(name), f"settings.{name}", wrong)
                 for name, kind in _COMMON_SETTINGS.items()
             },
         )
@@ -305,9 +305,7 @@ class Manifest:
         """
         content = manifest_json.read(directory)
         wrong: list[str] = []
-        parsed: Manifest = _parse(
-            cls, {**content, "header": content}, "", wrong
-        )
+        parsed: Manifest = typed(cls, {**content, "header": content}, "", wrong)
         # Ten are enough; whoever made the file can have chosen the names.
         names = [
             printable(name.removeprefix(".").removeprefix("header."))[:100]
@@ -343,73 +341,3 @@ SUFFIXES = {"members": ".weights.h5", "rounds": ".npy", "resume": ".npz"}
 def file_name(kind: str, step: int) -> str:
     """The name of a file of a run, within its directory."""
     return f"{kind}/{step}{SUFFIXES[kind]}"
-
-
-def _parse(kind: Any, value: Any, where: str, wrong: list[str]) -> Any:
-    """A value of JSON as one of this kind.
-
-    Args:
-        kind: A type as in the fields of the dataclasses above.
-        value: What JSON gave, or None where it has nothing.
-        where: The name of the value.
-        wrong: Gets the names of what does not fit.
-    """
-    if isinstance(kind, types.UnionType):
-        if value is None and type(None) in typing.get_args(kind):
-            return None
-        others = [k for k in typing.get_args(kind) if k is not type(None)]
-        kind = others[0] if len(others) == 1 else kind
-    container = typing.get_origin(kind)
-    if container in (list, dict) and not isinstance(value, container):
-        wrong.append(where)
-    elif container is list:
-        [inner] = typing.get_args(kind)
-        return [
-            _parse(inner, item, f"{where}[{i}]", wrong)
-            for i, item in enumerate(value)
-        ]
-    elif container is dict:
-        _, inner = typing.get_args(kind)
-        return {
-            name: _parse(inner, item, f"{where}[{name}]", wrong)
-            for name, item in value.items()
-        }
-    elif kind is Settings:
-        return Settings.from_json(value, wrong)
-    elif dataclasses.is_dataclass(kind):
-        found = value if isinstance(value, dict) else {}
-        hints, make = typing.get_type_hints(kind), typing.cast(Any, kind)
-        return make(
-            **{
-                field.name: _parse(
-                    hints[field.name],
-                    found.get(field.name),
-                    f"{where}.{field.name}",
-                    wrong,
-                )
-                for field in dataclasses.fields(kind)
-            }
-        )
-    elif not _fits(value, kind):
-        wrong.append(where)
-    elif kind is float:
-        return float(value)
-    return value
-
-
-def _fits(value: Any, kind: Any) -> bool:
-    """Whether a JSON value is of a kind; True is no number, 1 is a float."""
-    if isinstance(kind, types.UnionType):
-        return any(_fits(value, one) for one in typing.get_args(kind))
-    if kind is float:
-        kind = (int, float)
-    is_bool = isinstance(value, bool)
-    return is_bool if kind is bool else isinstance(value, kind) and not is_bool
-
-
-def _is_nested(value: Any, depth: int = 0) -> bool:
-    """Whether a value has more levels than any setting, to be safe to print."""
-    if not isinstance(value, (list, dict)):
-        return False
-    parts = value.values() if isinstance(value, dict) else value
-    return depth > 5 or any(_is_nested(part, depth + 1) for part in parts)
