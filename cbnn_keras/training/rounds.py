@@ -4,23 +4,19 @@
 is, is up to `fit.Course`.
 """
 
-import dataclasses
 import warnings
 
-import numpy as np
-
-from cbnn_keras import boosting, metrics
-from cbnn_keras.boosting import Stage
+from cbnn_keras import boosting
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
 from cbnn_keras.models import engine, replicas
 from cbnn_keras.models import state as training_state
-from cbnn_keras.patterns import GroupedWeights, PatternBooster
 from cbnn_keras.runs.manifest import Round
-from cbnn_keras.runs.run import Booster, MethodState, Run, unpack_bits
+from cbnn_keras.runs.run import MethodState, Run
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.training.averaging import MemberWeights
 from cbnn_keras.training.running_accuracy import RunningAccuracy
 from cbnn_keras.training.scoring import Scored, Scorer
+from cbnn_keras.training.shared_boosting import SharedBoosting
 from cbnn_keras.training.task import Task, is_loss_scaled
 
 # Batches of training that are scored as one: a step of a small model takes as
@@ -63,12 +59,10 @@ class Rounds:
         self._reporter = reporter
         self._log_prefix = log_prefix
         self._scorer = Scorer(task.model, task.classifier)
-        self._processes = engine.in_use().processes()
         self._said: set[str] = set()
         self._has_bound = run.has_bound
         self.title = run.header.method.upper()
-        self._booster = self._replayed()
-        task.weights.assign(self._booster.weights)
+        self._boosting = SharedBoosting(task, run)
         if accuracy is not None and run.members:
             self._replay_accuracy(accuracy)
 
@@ -94,109 +88,35 @@ class Rounds:
         Returns:
             Whether there was a round.
         """
-        if not is_final and not self._booster.may_continue():
+        if not is_final and not self._boosting.may_continue():
             self._say_once(
                 "the votes and the one expected of the final model have "
                 "reached 1/deviation_rate: no more checkpoints before the "
                 "final model (the paper's stop rule)."
             )
             return False
-        model, weights = self._task.model, self._task.weights
+        model = self._task.model
         engine.in_use().sync(model)
         replicas.average_statistics(model)
         # Outputs alone do not tell: a ReLU can turn NaN into 0.
         if training_state.has_nan(model):
             raise _diverged("weights", step, epoch, self._advice())
         with self.member_weights.in_model():
-            scored = self._scored(step, epoch)
-            bits = self._processes.gather_bits(scored.correct)
-            # Before the round tells samples apart that were alike so far.
-            loss = self._mean_loss(scored)
-            class_error = self._class_error(scored, bits)
-            stage = self._add_to_booster(bits, scored, is_final)
-            self._agree(step)
-            record = Round(
-                step=step,
-                epoch=epoch,
-                negative_log_likelihood=loss,
-                class_error=class_error,
-                **dataclasses.asdict(stage),
+            record, bits = self._boosting.add(
+                self._scored(step, epoch), step, epoch, is_final=is_final
             )
-            self.run.add_round(record, bits, model if stage.is_member else None)
-            if self._accuracy is not None and stage.is_member:
-                self._accuracy.add_member(model, record)
-        weights.assign(self._booster.weights)
+            member = model if record.is_member else None
+            self.run.add_round(record, bits, member)
+            if self._accuracy is not None and member is not None:
+                self._accuracy.add_member(member, record)
+        self._boosting.reweight()
         self._tell(record)
         return True
-
-    def _replayed(self) -> Booster:
-        """Boosting after the rounds of the run, of what this process keeps."""
-        own = self._task.weights.own
-        if own is None:
-            return self.run.replay()
-        return self.run.replay(own=own, exchange=self._processes.total)
-
-    def _add_to_booster(
-        self, bits: np.ndarray, scored: Scored, is_final: bool
-    ) -> Stage:
-        """Has the booster add what is right of the samples that it knows.
-
-        As bits: nothing else that is as long is kept for the update.
-        """
-        if isinstance(self._booster, PatternBooster):
-            is_own = self._task.weights.own is not None
-            known = np.packbits(scored.correct) if is_own else bits
-            return self._booster.add(known, is_final=is_final)
-        correct = unpack_bits(bits, self._task.weights.num_samples)
-        return self._booster.add(correct, is_final=is_final)
-
-    def _mean_loss(self, scored: Scored) -> float:
-        """The mean of the losses by the first distribution."""
-        if isinstance(self._booster, PatternBooster):
-            return self._booster.first_mean(
-                scored.losses, self._known(scored), self._processes.total
-            )
-        losses = self._processes.gather(scored.losses).astype(np.float64)
-        return float(self._task.weights.first_distribution @ losses)
-
-    def _class_error(self, scored: Scored, bits: np.ndarray) -> float:
-        """The error averaged over classes, by the first distribution."""
-        labels = self._task.labels
-        if isinstance(self._booster, PatternBooster):
-            part = self._known(scored)
-            return self._booster.first_class_error(
-                scored.correct, labels[part], part, self._processes.total
-            )
-        weights = self._task.weights
-        correct = unpack_bits(bits, weights.num_samples)
-        return metrics.class_error(
-            correct, self._task.all_labels(), weights.first_distribution
-        )
-
-    def _known(self, scored: Scored) -> slice:
-        """What was scored, of those samples that this process keeps."""
-        is_own = self._task.weights.own is not None
-        return slice(None) if is_own else scored.part
-
-    def _agree(self, step: int) -> None:
-        """Sees to it that all processes have come to the same weights."""
-        if self._processes.count == 1:
-            return
-        weights = self._booster.weights
-        if isinstance(weights, GroupedWeights):
-            # Which sample is in which group follows from what all were told.
-            weights = weights.values
-        self._processes.agree(
-            weights.tobytes(),
-            f"the sample weights after step {step}. Give each of them the "
-            "same data in the same order, the same model and versions.",
-        )
 
     def make_last_final(self) -> None:
         """The last checkpoint is the final model: its update is undone."""
         self.run.make_last_round_final()
-        self._booster = self._replayed()
-        self._task.weights.assign(self._booster.weights)
+        self._boosting.replay()
 
     @property
     def num_members(self) -> int:
