@@ -21,6 +21,7 @@ from cbnn_keras.training.plan import (
     known_steps,
 )
 from cbnn_keras.training.run_arguments import RunOptions
+from cbnn_keras.training.task import Task
 
 
 class StochasticWeightAveraging(CheckpointCallback):
@@ -87,6 +88,15 @@ class StochasticWeightAveraging(CheckpointCallback):
         self.learning_rate = learning_rate
         self.schedule = by_step(name, schedule)
 
+    def _check_task(self, task: Task) -> None:
+        if task.samples.own is not None:
+            raise ValueError(
+                "StochasticWeightAveraging: of very many samples each device "
+                "has its own, over which statistics of BatchNorm are not "
+                "collected here. Train without `keras.distribution`, or with "
+                "`CBNNCallback(average=True)`."
+            )
+
     def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
         first = schedules.share_of_steps(total_steps, self.first_part)
         if self.num_checkpoints is None:
@@ -152,12 +162,6 @@ class _Averaging(Actions):
                 for mean, weight in zip(self._means, weights, strict=True)
             ]
         )
-        if task.samples.own is not None:
-            raise ValueError(
-                "StochasticWeightAveraging: of very many samples each process "
-                "has its own, and statistics of BatchNorm are not collected "
-                "over several. Train in one process."
-            )
         batches = task.samples.shuffled_inputs(task.batch_size, task.shuffle)
         num_batches = -(-task.samples.num_samples // task.batch_size)
         recompute_statistics(

@@ -22,6 +22,7 @@ from cbnn_keras.baselines import (
 )
 from cbnn_keras.boosting_policies import BoostingFromFirst, EqualVotes
 from cbnn_keras.commands.inspect import inspect_run
+from cbnn_keras.data.indexed import ArraySamples
 from cbnn_keras.export import export_onnx
 
 METHODS = {
@@ -346,6 +347,15 @@ def test_weight_averaging_has_a_rate_of_its_own():
         recorded_rates(StochasticWeightAveraging(), epochs=2)
         == [pytest.approx(0.1)] * 12
     )
+
+
+def test_swa_refuses_samples_that_devices_share_out(monkeypatch):
+    """When `fit` begins, and not when it would collect statistics."""
+    monkeypatch.setattr(ArraySamples, "own", slice(0, 120))
+    callback = StochasticWeightAveraging()
+    train = callback.weighted(*blobs(), batch_size=20)
+    with pytest.raises(ValueError, match="each device has its own, over which"):
+        dense_model().fit(train, epochs=1, callbacks=[callback], verbose=0)
 
 
 def test_weight_averaging_recomputes_batch_norm():
