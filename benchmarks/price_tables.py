@@ -106,5 +106,9 @@ def _cost_cells(lines: Lines, row: str) -> list[str]:
         [f[name] / ones[f["task"]][name] for f in found]
         for name in ("multiply_adds", "bytes")
     ]
-    ratios += [[f[f"time_ratio_{n}"] for f in found] for n in (1, 2)]
-    return [f"{statistics.median(values):.2f}" for values in ratios]
+    times = [f"time_ratio_{n}" for n in (1, 2)]
+    ratios += [[f[name] for f in found if name in f] for name in times]
+    return [
+        f"{statistics.median(values):.2f}" if values else _NONE
+        for values in ratios
+    ]

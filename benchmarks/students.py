@@ -95,7 +95,7 @@ class CompiledStudent:
         ):
             variable.assign(value)
         generator = np.random.default_rng([seed, 5])
-        size, num = self._task.batch_size, len(self._x)
+        size, num = self._task.batch_size, self._x.shape[0]
         total = epochs * (num // size)
         orders = [generator.permutation(num) for _ in range(epochs)]
         order = np.concatenate(orders).reshape(total, size)
