@@ -136,6 +136,8 @@ def test_nobody_is_left_when_it_is_ended(tmp_path, number):
     launcher = subprocess.Popen(
         [sys.executable, "-m", "cbnn_keras.launch", path],
         stderr=subprocess.PIPE,
+        # What a shell runs in the background ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     files = [tmp_path / "pid0", tmp_path / "pid1"]
     while not all(file.exists() and file.read_text() for file in files):

@@ -23,6 +23,7 @@ from helpers import (
 
 from cbnn_keras import CheckpointEnsemble, __version__
 from cbnn_keras.boosting_policies import Boosting
+from cbnn_keras.runs import manifest_json
 from cbnn_keras.runs.directory import RunDirectory, check_available, holds_run
 from cbnn_keras.runs.manifest import Settings, State
 from cbnn_keras.runs.run import MemoryRun
@@ -430,6 +431,23 @@ def test_manifest_that_is_none(run, content, text):
     )
     with refused(path, text):
         RunDirectory.open(run)
+
+
+@pytest.mark.parametrize(
+    ("content", "version"),
+    [
+        ({"settings": {"trusted_margin": 0.1}}, 4),
+        ({"settings": {}, "phases": []}, 5),
+        ({"settings": {"trusted_class_margin": 0.1}}, 6),
+        ({"settings": {}, "calibration": {}, "phases": []}, 6),
+    ],
+)
+def test_format_is_the_first_that_knows_what_is_said(
+    tmp_path, content, version
+):
+    """So that earlier versions read whatever they can read rightly."""
+    manifest_json.write(tmp_path, content)
+    assert manifest_of(tmp_path)["format_version"] == version
 
 
 def test_manifest_of_a_later_version(run):
