@@ -26,6 +26,7 @@ LEVELS = [
         "imbalance",
         "calibration",
         "cascades",
+        "cascade_choice",
     },
     {"support"},
     {"models"},

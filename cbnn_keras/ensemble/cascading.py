@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cbnn_keras import cascades, metrics
+from cbnn_keras import cascade_choice, cascades, metrics
 from cbnn_keras.cascades import Cascade
 from cbnn_keras.data.labelled import as_pair, check_same_length
 from cbnn_keras.ensemble.members import Members
@@ -34,8 +34,8 @@ def choose_cascade(
             seen: some thousands, or nothing can be said about a tenth of a
             point.
         loss: Accuracy that may be lost: what is expected to be lost and its
-            standard error stay within, see `cascades.chosen_confidences`. If
-            that cannot be said of any confidence, the cascade is exact.
+            standard error stay within (`cascade_choice.chosen_confidences`).
+            If that cannot be said of any confidence, the cascade is exact.
         standard_errors: How many standard errors are added.
         first: The step of the member to ask first, such as that of a student,
             see `CheckpointEnsemble.with_student`. Defaults to None: the one
@@ -72,7 +72,7 @@ def choose_cascade(
         list(ensemble.member_probabilities(inputs, batch_size, verbose))
     )
     check_same_length(name, len(labels), outputs.shape[1])
-    order = cascades.order_by_likelihood(
+    order = cascade_choice.order_by_likelihood(
         outputs, ensemble.votes, labels, _position(ensemble, first)
     )
     temperature = None
@@ -81,7 +81,7 @@ def choose_cascade(
     found = cascades.stages(
         outputs[order], ensemble.votes[order], shares, temperature
     )
-    confidence = cascades.chosen_confidences(
+    confidence = cascade_choice.chosen_confidences(
         found, labels, loss, standard_errors
     )
     used = found.members_used(confidence)
