@@ -14,7 +14,7 @@ from cbnn_keras import CBNNCallback, CheckpointEnsemble, patterns
 from cbnn_keras.data import order
 from cbnn_keras.patterns import PatternBooster
 from cbnn_keras.support.processes import Alone
-from cbnn_keras.training.rounds import Rounds
+from cbnn_keras.training.shared_boosting import SharedBoosting
 
 X, Y = blobs()
 
@@ -88,7 +88,7 @@ def test_a_round_makes_no_number_per_sample(
             agreed.append(len(content))
 
     monkeypatch.setattr(
-        Rounds,
+        SharedBoosting,
         "_processes",
         property(lambda _: Others(), lambda *_: None),
         raising=False,
