@@ -218,6 +218,7 @@ def test_equals_training_by_hand(ensemble, temperature, alpha):
     np.testing.assert_allclose(found_bias, bias, atol=2e-5)
 
 
+@pytest.mark.large
 def test_a_linear_teacher_is_recovered():
     """What it says determines its weights, but for a shift of all logits."""
     teacher = linear()
