@@ -5,6 +5,7 @@ without TensorFlow's Python.
 """
 
 import functools
+import os
 import shutil
 
 import keras
@@ -245,10 +246,22 @@ CASES = {
     "ConvNeXtTiny": (application("ConvNeXtTiny"), lambda: images(32), {}),
 }
 SMALL = [name for name in CASES if not name[0].isupper()]
-ALL_CASES = [
-    pytest.param(case, marks=() if case in SMALL else pytest.mark.large)
-    for case in CASES
-]
+# Minutes each; others have the same kinds of layers.
+LONGEST = ("EfficientNetV2B0", "DenseNet121")
+all_networks = pytest.mark.skipif(
+    "CBNN_ALL_NETWORKS" not in os.environ,
+    reason="CBNN_ALL_NETWORKS is not set",
+)
+
+
+def _marks(case):
+    if case in SMALL:
+        return ()
+    longest = [all_networks] if case in LONGEST else []
+    return [pytest.mark.large, *longest]
+
+
+ALL_CASES = [pytest.param(case, marks=_marks(case)) for case in CASES]
 
 
 class Exported:
