@@ -14,7 +14,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
-from cbnn_keras.metrics import accuracy
+from cbnn_keras.metrics import (
+    accuracy,
+    negative_log_likelihood,
+    predicted_classes,
+)
 from cbnn_keras.runs.directory import check_available
 from cbnn_keras.runs.outputs import check_output
 from cbnn_keras.support import files
@@ -23,6 +27,7 @@ from cbnn_keras.support.faults import RunError
 from cbnn_keras.training.callback import CBNNCallback
 
 Arrays = tuple[np.ndarray, np.ndarray]
+TRAINED, BOOSTED = "the model as trained", "CBNN"
 
 
 def run_demo(
@@ -66,15 +71,16 @@ def run_demo(
         shuffle=False,  # the pipeline shuffles; Keras would warn
         verbose=2 if not console.is_interactive else 1,
     )
-    errors = test_errors(cbnn.ensemble(), validation, test)
-    console.print(_table(errors))
+    said = test_predictions(cbnn.ensemble(), validation, test[0])
+    console.print(_table(said, test[1]))
+    console.print(difference(said[TRAINED], said[BOOSTED], test[1]))
     console.print(
         f"The run is in {named(directory)}. Look at it, then use it:",
         soft_wrap=True,
     )
     for command in _next_commands(directory, data):
         console.print(f"  {shlex.join(command)}", soft_wrap=True)
-    return errors
+    return {name: 100 * (1 - accuracy(p, test[1])) for name, p in said.items()}
 
 
 def free_directory(wanted: pathlib.Path) -> pathlib.Path:
@@ -213,28 +219,46 @@ def shift(image: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.image.stateless_random_crop(padded, tf.shape(image), seed)
 
 
-def test_errors(
-    ensemble: CheckpointEnsemble, validation: Arrays, test: Arrays
-) -> dict[str, float]:
-    """Test error in percent of the ensemble and of what it competes with."""
-    x, y = test
+def test_predictions(
+    ensemble: CheckpointEnsemble, validation: Arrays, x: np.ndarray
+) -> dict[str, np.ndarray]:
+    """What the ensemble says, and what it competes with."""
     everyone = CheckpointEnsemble(
         ensemble.run, ensemble.model, ensemble.run.members
     )
     selected = ensemble.select(validation_data=validation)
-    predictions = {
-        "the model as trained": ensemble.model.predict(x, verbose=0),
+    return {
+        TRAINED: ensemble.model.predict(x, verbose=0),
         "all members": everyone.predict(x),
-        "CBNN": ensemble.predict(x),
-        "CBNN, selected": selected.predict(x),
+        BOOSTED: ensemble.predict(x),
+        f"{BOOSTED}, selected": selected.predict(x),
     }
-    return {name: 100 * (1 - accuracy(p, y)) for name, p in predictions.items()}
 
 
-def _table(errors: dict[str, float]) -> Table:
-    table = Table(title="Test error")
+def _table(said: dict[str, np.ndarray], labels: np.ndarray) -> Table:
+    table = Table(title="On test images")
     table.add_column("method")
     table.add_column("error, %", justify="right")
-    for name, error in errors.items():
-        table.add_row(name, f"{error:.2f}")
+    table.add_column("-log p(label)", justify="right")
+    for name, probabilities in said.items():
+        error = 100 * (1 - accuracy(probabilities, labels))
+        loss = negative_log_likelihood(probabilities, labels)
+        table.add_row(name, f"{error:.2f}", f"{loss:.4f}")
     return table
+
+
+def difference(one: np.ndarray, other: np.ndarray, labels: np.ndarray) -> str:
+    """A sentence on two errors: how far apart, and what chance would do.
+
+    The standard error is that of images which one gets right and the other
+    does not: all others say nothing about the difference.
+    """
+    is_right = [predicted_classes(p) == labels for p in (one, other)]
+    gained = is_right[0].astype(int) - is_right[1]
+    change = 100 * gained.mean()
+    chance = 100 * gained.std() / len(labels) ** 0.5
+    return (
+        f"{BOOSTED} gets {(gained < 0).sum()} images right that the model as "
+        f"trained gets wrong, and {(gained > 0).sum()} the other way round: "
+        f"{change:+.2f} points of error, with a standard error of {chance:.2f}."
+    )

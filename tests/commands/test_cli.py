@@ -182,7 +182,7 @@ def test_demo_in_the_current_directory(tmp_path, monkeypatch, capsys):
     table = {
         cells[1].strip(): float(cells[2])
         for line in lines
-        if len(cells := line.split("│")) == 4
+        if len(cells := line.split("│")) == 5
     }
     assert list(table) == [
         "the model as trained",
@@ -204,6 +204,19 @@ def test_demo_in_the_current_directory(tmp_path, monkeypatch, capsys):
     selected = ensemble.select(validation_data=validation)
     error = 100 * np.mean(selected.predict(x).argmax(axis=1) != y)
     assert f"{error:.2f}" == f"{table['CBNN, selected']:.2f}"
+
+
+def test_the_difference_of_two_errors_by_hand():
+    """Of five images, one is right for the other alone, two for the one."""
+    labels = np.array([0, 0, 0, 1, 1])
+    one, other = np.eye(2)[[0, 0, 0, 0, 1]], np.eye(2)[[1, 1, 0, 1, 1]]
+    # Changes of 1, 1, 0, -1 and 0: a mean of 0.2, a variance of 0.56.
+    expected = (
+        "CBNN gets 1 images right that the model as trained gets wrong, and 2 "
+        "the other way round: +20.00 points of error, with a standard error of "
+        "33.47."
+    )
+    assert demo.difference(one, other, labels) == expected
 
 
 def test_demo_without_scikit_learn_says_so_at_once(
