@@ -26,15 +26,17 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import numpy as np
 import tensorflow as tf
+from accuracy_lines import read
 from accuracy_methods import (
     ADDED,
     ONLY_IMBALANCED,
+    RESTARTS,
     TUNED,
     Outcome,
     Setting,
 )
 from accuracy_picture import draw
-from accuracy_tables import read, write_tables
+from accuracy_tables import write_tables
 from accuracy_tasks import BUDGETS, TASKS, VARIANTS, Data, Task, split
 from accuracy_training import compiled_loop
 from common import versions
@@ -48,7 +50,7 @@ RESULTS = pathlib.Path(__file__).parent / "results" / "accuracy.jsonl"
 PICTURE = RESULTS.parents[2] / "docs" / "images" / "accuracy.png"
 TUNING_SEED = 1000
 # What is also judged after division by the training priors.
-WITH_PRIORS = ("cosine", "CBNN, cosine", "restarts=3", "restarts=6")
+WITH_PRIORS = ("cosine", "CBNN, cosine", *RESTARTS)
 
 
 class Lines:

@@ -22,8 +22,8 @@ import statistics
 from collections.abc import Callable, Iterator
 
 from accuracy import RESULTS, TUNING_SEED, Cell, Lines, one_of
+from accuracy_lines import interval, markdown, mean_and_half
 from accuracy_methods import NUM_CHECKPOINTS, Outcome, Setting, policy_of, voted
-from accuracy_tables import interval, markdown, mean_and_half
 from accuracy_tasks import BUDGETS, TASKS, VARIANTS
 from accuracy_training import Course
 

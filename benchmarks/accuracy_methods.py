@@ -231,13 +231,15 @@ def paper_cosine(setting: Setting) -> dict[str, Outcome]:
     return _paper(setting, "cosine", rate)
 
 
-def _restarts(setting: Setting, num: int) -> dict[str, Outcome]:
+def _restarts(
+    setting: Setting, num: int, keep: float = 0.0
+) -> dict[str, Outcome]:
     policy = policy_of(setting, num, ALL)
     ends = schedules.restart_steps(setting.total_steps, num)
-    name = f"restarts={num}"
+    name = f"restarts={num}" + (f", keep={keep}" if keep else "")
     curves = Curves(setting, {name: policy})
     course = Course(
-        ends, setting.cosine(ends), policy, setting.horizon(ends[0]), keep=0.0
+        ends, setting.cosine(ends), policy, setting.horizon(ends[0]), keep
     )
     found = setting.train(course, watch=curves)
     return curves.added_to({name: voted(found, policy)})
@@ -315,11 +317,22 @@ def oversampled(setting: Setting) -> dict[str, Outcome]:
 
 # By name. Those in the second group use the rates of plain and cosine: a user
 # adds the callback to a script that is there.
+RESTARTS = {
+    **{
+        f"restarts={num}": functools.partial(_restarts, num=num)
+        for num in (2, 3, 6, 12)
+    },
+    **{
+        f"restarts={num}, keep=0.6": functools.partial(
+            _restarts, num=num, keep=0.6
+        )
+        for num in (2, 3, 6)
+    },
+}
 TUNED = {
     "plain": plain,
     "cosine": cosine,
-    "restarts=3": functools.partial(_restarts, num=3),
-    "restarts=6": functools.partial(_restarts, num=6),
+    **RESTARTS,
     "PE": separate,
     "SSE": snapshots,
     "FGE": fast_geometric,

@@ -2,7 +2,7 @@
 
 import pathlib
 
-from accuracy_tables import Results, comparable, mean, places
+from accuracy_lines import Results, comparable, mean, places
 from accuracy_tasks import BUDGETS, TASKS, VARIANTS
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
