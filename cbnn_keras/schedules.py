@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 
 FIT_ERROR = 0.02  # up to which training error a training set counts as fit
+MOST_RESTARTS = 6  # that are advised, by runs of six checkpoints
 
 
 def checkpoint_interval(total_steps: int, num_checkpoints: int) -> int:
@@ -197,7 +198,7 @@ def affordable_restarts(
     errors: Sequence[float],
     *,
     fit_error: float = FIT_ERROR,
-    most: int = 6,
+    most: int = MOST_RESTARTS,
 ) -> tuple[int | None, int]:
     """When a run had fit its training set, and how many such runs it could be.
 
@@ -209,7 +210,7 @@ def affordable_restarts(
         errors: The training error at each of them.
         fit_error: Up to which training error a set counts as fit. Defaults
             to 0.02.
-        most: How many restarts are advised at the most.
+        most: How many restarts are advised at the most. Defaults to 6.
 
     Returns:
         The first step at which the training set was fit, or None, and the

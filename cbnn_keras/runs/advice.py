@@ -28,13 +28,15 @@ def restart_advice(run: Run) -> str | None:
     fit_at, num = schedules.affordable_restarts(steps, errors)
     if fit_at is None:
         return (
-            f"{errors[-1]:.1%} of the training set was wrong in the end: there "
-            "is no budget to spare for restarts."
+            f"{errors[-1]:.1%} of the training set was wrong in the end: unless "
+            "labels are, there is no budget to spare for restarts."
         )
     text = f"The training set was fit after step {fit_at} of {steps[-1]}"
     if num == 1:
         return f"{text}: there is no budget to spare for restarts."
-    return f"{text}: the next run could afford restarts={num}."
+    # Six checkpoints cannot tell how much earlier it was.
+    or_more = " or more" if num == schedules.MOST_RESTARTS else ""
+    return f"{text}: the next run could afford restarts={num}{or_more}."
 
 
 def _advice_after(restarts: int, error: float) -> str:

@@ -40,7 +40,7 @@ def run_with(errors, own=None, method="cbnn", own_distribution=None):
             [0] * 9,
             {},
             "The training set was fit after step 100 of 900: the next run "
-            "could afford restarts=6.",
+            "could afford restarts=6 or more.",
         ),
         (
             [30, 9, 4],
@@ -51,8 +51,8 @@ def run_with(errors, own=None, method="cbnn", own_distribution=None):
         (
             [60, 35, 25],
             {},
-            "12.5% of the training set was wrong in the end: there is no "
-            "budget to spare for restarts.",
+            "12.5% of the training set was wrong in the end: unless labels "
+            "are, there is no budget to spare for restarts.",
         ),
         (
             [8, 3],
