@@ -28,8 +28,8 @@ def restart_advice(run: Run) -> str | None:
     fit_at, num = schedules.affordable_restarts(steps, errors)
     if fit_at is None:
         return (
-            f"{errors[-1]:.1%} of the training set was wrong in the end: unless "
-            "labels are, there is no budget to spare for restarts."
+            f"{errors[-1]:.1%} of the training set was wrong in the end: "
+            "unless labels are, there is no budget to spare for restarts."
         )
     text = f"The training set was fit after step {fit_at} of {steps[-1]}"
     if num == 1:
