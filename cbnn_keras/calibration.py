@@ -1,9 +1,10 @@
-"""Probabilities that mean what they say: a temperature, and sets of classes.
+"""Probabilities that mean what they say: a temperature, a share, and sets.
 
 Temperature scaling (Guo et al., "On calibration of modern neural networks",
-2017) and split conformal prediction (Vovk et al., "Algorithmic learning in a
-random world", 2005), as formulas in NumPy. `CheckpointEnsemble.calibrate` fits
-them, and whatever predicts applies them; how good they are is measured in
+2017), with a share of 1/k for every class where the data ask for one, and split
+conformal prediction (Vovk et al., "Algorithmic learning in a random world",
+2005), as formulas in NumPy. `CheckpointEnsemble.calibrate` fits them, and
+whatever predicts applies them; how good they are is measured in
 `analysis.calibration`.
 
 Probabilities have the shape `(..., num_classes)`, or one column, the
@@ -11,7 +12,10 @@ probability of class 1, if binary; labels are class indices.
 """
 
 import dataclasses
+import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -19,8 +23,40 @@ from numpy.typing import ArrayLike, NDArray
 from cbnn_keras import metrics
 
 SMALLEST_TEMPERATURE, LARGEST_TEMPERATURE = 0.01, 100.0
+LARGEST_SHARE = 0.9
+# Temperatures that are tried with a share, each 1.27 times the one before, and
+# how often the way between two of them is divided then: 1e-6 of it is left.
+_TRIED = np.geomspace(0.05, 20, 26)
+_NUM_DIVISIONS = 29
+_GOLDEN = (math.sqrt(5) - 1) / 2
 _ROUNDING = 2.0**-24  # of p in float32, where p is near 1
 _NEGLIGIBLE = 5e-6  # a difference in scaled probabilities, from that rounding
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """What probabilities are scaled by, see `scale`.
+
+    Attributes:
+        temperature: T.
+        share: s, 0 for a temperature alone.
+
+    Example:
+
+    >>> print(Scaling(1.5), "or", Scaling(1.1, share=0.125))
+    temperature 1.500 or temperature 1.100 and share 0.125
+    """
+
+    temperature: float
+    share: float = 0.0
+
+    def __call__(self, probabilities: np.ndarray) -> NDArray[np.float64]:
+        """Probabilities that are scaled so."""
+        return scale(probabilities, self.temperature, self.share)
+
+    def __str__(self) -> str:
+        and_share = f" and share {self.share:.3f}" if self.share else ""
+        return f"temperature {self.temperature:.3f}{and_share}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +72,7 @@ class CalibrationRecord:
             None if no sets were asked for.
         threshold: The least probability, after scaling, of a class that is in a
             set; None without `coverage`.
+        share: s, see `scale`; 0 unless the data asked for one.
     """
 
     temperature: float
@@ -44,10 +81,64 @@ class CalibrationRecord:
     votes: list[float]
     coverage: float | None = None
     threshold: float | None = None
+    share: float = 0.0
+
+    @property
+    def scaling(self) -> Scaling:
+        """What probabilities are scaled by."""
+        return Scaling(self.temperature, self.share)
+
+    def to_json(self) -> dict[str, Any]:
+        """Its attributes; a share of 0 is left out, as before there were any.
+
+        So earlier versions read what they would read rightly, and no other.
+        """
+        found = dict(vars(self))
+        if not self.share:
+            del found["share"]
+        return found
 
     def holds_for(self, members: list[int], votes: ArrayLike) -> bool:
         """Whether it was fitted to these members with these votes."""
         return members == self.members and np.array_equal(votes, self.votes)
+
+
+def fit(probabilities: np.ndarray, labels: np.ndarray) -> Scaling:
+    """The temperature, and perhaps the share, that make labels most likely.
+
+    A share makes every fit a little better, and is taken only where the labels
+    ask for it: where it raises the sum of their log-likelihoods by more than
+    log(n) / 2, as Schwarz's criterion wants it of a further number, even
+    without the sample that gains most. Otherwise the temperature is that of
+    `fit_temperature`.
+
+    Args:
+        probabilities: Shape `(n, num_classes)`, or one column if binary, of
+            samples that were not trained on.
+        labels: Class indices, shape `(n,)`.
+
+    Example:
+
+    Of what is said with 0.98 three quarters are right, and so are three
+    quarters of what is said with 0.6: no temperature can mend both.
+
+    >>> p = np.array([[0.98, 0.02], [0.6, 0.4]] * 200)
+    >>> found = fit(p, np.array([0, 0, 0, 0, 0, 0, 1, 1] * 50))
+    >>> found(p[:2]).round(2)
+    array([[0.75, 0.25],
+           [0.75, 0.25]])
+    """
+    alone = Scaling(fit_temperature(probabilities, labels))
+    if not _TRIED[0] <= alone.temperature <= _TRIED[-1]:
+        return alone
+    of_labels = _of_labels(probabilities, labels)
+    at_random = 1 / max(probabilities.shape[-1], 2)
+    shared = _fit_with_share(of_labels, at_random)
+    likely = of_labels(shared.temperature)
+    likely += shared.share * (at_random - likely)
+    gains = np.log(likely / of_labels(alone.temperature))
+    gain = gains.sum() - gains.max()  # of more than one sure mistake
+    return shared if gain > math.log(len(labels)) / 2 else alone
 
 
 def fit_temperature(probabilities: np.ndarray, labels: np.ndarray) -> float:
@@ -58,12 +149,15 @@ def fit_temperature(probabilities: np.ndarray, labels: np.ndarray) -> float:
     column the derivative is that with the `floor` of the temperature.
     """
     rows = np.arange(len(labels))
+    # Many columns have the same floor at any T.
+    logs_above = functools.lru_cache(1)(
+        lambda least: _logs(probabilities, least)
+    )
     # Of 1/T.
     low, high = -np.log(LARGEST_TEMPERATURE), -np.log(SMALLEST_TEMPERATURE)
     for _ in range(32):  # 2e-9 of it
         middle = (low + high) / 2
-        least = floor(np.exp(-middle), probabilities.shape[-1])
-        logs = _logs(probabilities, least)
+        logs = logs_above(floor(np.exp(-middle), probabilities.shape[-1]))
         scaled = _softmax(np.exp(middle) * logs)
         if (scaled * logs).sum(axis=1).mean() < logs[rows, labels].mean():
             low = middle
@@ -72,25 +166,41 @@ def fit_temperature(probabilities: np.ndarray, labels: np.ndarray) -> float:
     return float(np.exp(-middle))
 
 
-def scale(probabilities: np.ndarray, temperature: float) -> NDArray[np.float64]:
-    """Probabilities to the power of 1/T, made to sum to 1 again.
+def scale(
+    probabilities: np.ndarray, temperature: float, share: float = 0.0
+) -> NDArray[np.float64]:
+    """Probabilities to the power of 1/T, made to sum to 1, and a share of 1/k.
 
-    The same as dividing logits by T. Predicted classes stay what they are; a
-    temperature above 1 makes them less confident. What is below `floor` counts
-    as that.
+    (1 - s) q + s / k, where q are the powers divided by their sum: the same as
+    dividing logits by T. Predicted classes stay what they are; a temperature
+    above 1 makes them less confident, and so does a share, most where they are
+    surest. What is below `floor` counts as that.
+
+    Args:
+        probabilities: Shape `(..., num_classes)`, or one column if binary.
+        temperature: T, above 0.
+        share: s, at least 0 and below 1. Defaults to 0.
 
     Example:
 
     >>> scale(np.array([[0.8, 0.2]]), temperature=2)
     array([[0.66666667, 0.33333333]])
+    >>> scale(np.array([[0.8, 0.2]]), temperature=2, share=0.4)
+    array([[0.6, 0.4]])
     """
     if not 0 < temperature < np.inf:
         raise ValueError(
             f"scale(temperature={temperature!r}): temperature must be above 0."
         )
+    if not 0 <= share < 1:
+        raise ValueError(
+            f"scale(share={share!r}): share must be at least 0 and below 1."
+        )
     num_columns = probabilities.shape[-1]
     logs = _logs(probabilities, floor(temperature, num_columns))
     scaled = _softmax(logs / temperature)
+    if share:
+        scaled = (1 - share) * scaled + share / scaled.shape[-1]
     return scaled[..., 1:] if num_columns == 1 else scaled
 
 
@@ -175,6 +285,86 @@ def prediction_sets(
            [False, False]])
     """
     return metrics.class_columns(probabilities) >= threshold
+
+
+def _of_labels(
+    probabilities: np.ndarray, labels: np.ndarray
+) -> Callable[[float], NDArray[np.float64]]:
+    """p(label) of each sample as a function of a temperature that is tried."""
+    num_columns, rows = probabilities.shape[-1], np.arange(len(labels))
+
+    @functools.lru_cache(1)  # many columns have the same floor at any T
+    def log_ratios(least: float) -> NDArray[np.float64]:
+        logs = _logs(probabilities, least)
+        return logs - logs[rows, labels][:, np.newaxis]
+
+    def of_labels(temperature: float) -> NDArray[np.float64]:
+        ratios = log_ratios(floor(temperature, num_columns))
+        return 1 / np.exp(ratios / temperature).sum(axis=1)
+
+    return of_labels
+
+
+def _fit_with_share(
+    of_labels: Callable[[float], NDArray[np.float64]], at_random: float
+) -> Scaling:
+    """The temperature and the share under which the labels are most likely.
+
+    Given T, the likelihood is concave in the share, whose best value is easily
+    found. As a function of T alone, with the best share of each, it may have
+    several maxima: it is looked at from one end to the other first, and then
+    between the neighbours of the best, by golden sections.
+
+    Args:
+        of_labels: p(label) of each sample, given T.
+        at_random: 1/k.
+    """
+
+    def loss(log_temperature: float) -> float:
+        likely = of_labels(math.exp(log_temperature))
+        share = _best_share(likely, at_random)
+        return -float(np.log(likely + share * (at_random - likely)).mean())
+
+    tried = np.log(_TRIED)
+    nearest = int(np.argmin([loss(value) for value in tried]))
+    around = tried[max(nearest - 1, 0) : nearest + 2]
+    found = math.exp(_least(loss, float(around[0]), float(around[-1])))
+    return Scaling(found, _best_share(of_labels(found), at_random))
+
+
+def _best_share(of_label: np.ndarray, at_random: float) -> float:
+    """The share under which labels of these probabilities are most likely."""
+    low, high = 0.0, LARGEST_SHARE
+    gains = at_random - of_label
+    if (gains / of_label).sum() <= 0:
+        return low
+    if (gains / (of_label + high * gains)).sum() >= 0:
+        return high
+    for _ in range(32):
+        middle = (low + high) / 2
+        if (gains / (of_label + middle * gains)).sum() > 0:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _least(
+    function: Callable[[float], float], low: float, high: float
+) -> float:
+    """Where a function with one minimum between both has it."""
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = function(left), function(right)
+    for _ in range(_NUM_DIVISIONS):
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = function(right)
+    return (low + high) / 2
 
 
 def _logs(probabilities: np.ndarray, least: float) -> NDArray[np.float64]:

@@ -82,8 +82,8 @@ def expected_losses(found: Stages, labels: np.ndarray) -> NDArray[np.float64]:
            [0., 0.]])
     """
     all_say = found.probabilities[-1]
-    temperature = calibration.fit_temperature(all_say, labels)
-    columns = metrics.class_columns(calibration.scale(all_say, temperature))
+    scaling = calibration.fit(all_say, labels)
+    columns = metrics.class_columns(scaling(all_say))
     classes = metrics.predicted_classes(found.probabilities)
     likely = np.take_along_axis(columns, classes.T, axis=1).T
     return likely[-1] - likely

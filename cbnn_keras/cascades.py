@@ -6,7 +6,7 @@ sample leaves
 
 - if no answers of the others can change the predicted class: for one class c,
   w_c S_c > w_d (S_d + R) for every other class d, where w are the factors that
-  classes are multiplied by in the end (1 / priors, or 1); and
+  classes are multiplied by in the end (1 / priors, or 1), see `Ranks`; and
 - if a confidence was chosen, one for all j or one for each, as soon as the mean
   of these j members gives a class that much.
 
@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cbnn_keras import calibration, imbalance, metrics
+from cbnn_keras.calibration import Scaling
 
 # By how much a class must be ahead for good: each of two probabilities may be
 # off by 1e-5 in another runtime, and the predicted class must be the same.
@@ -44,7 +45,7 @@ class Cascade:
             exact rule alone, under which every predicted class is the
             ensemble's.
         priors: Those that it was chosen with, or None.
-        temperature: The one that it was chosen with, or None.
+        scaling: The one that it was chosen with, or None.
         votes: Those that it was chosen with, in the order of the members, or
             None.
         mean_members: How many members a sample needed on average, on the data
@@ -55,7 +56,7 @@ class Cascade:
     order: tuple[int, ...] | None = None
     confidence: Confidence = None
     priors: tuple[float, ...] | None = None
-    temperature: float | None = None
+    scaling: Scaling | None = None
     votes: tuple[float, ...] | None = None
     mean_members: float | None = None
     loss: float | None = None
@@ -168,37 +169,74 @@ class Stages:
         return found
 
 
-def factors_and_floor(
-    num_columns: int,
-    priors: ArrayLike | None = None,
-    temperature: float | None = None,
-) -> tuple[NDArray[np.float64] | None, float]:
-    """What `lead` has to know of what is done to means.
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """The order of classes after what is done to means, if there are priors.
 
-    A temperature raises them to the power 1/T, not below its floor, and priors
-    multiply them by w then. So the order of classes is that of w^T times the
-    mean, which priors alone or a temperature alone are special cases of.
+    Priors multiply the probability of each class by w. A temperature raises
+    means m to the power 1/T before, not below a floor, so that the order is
+    that of w^T m. With a share s as well it is that of
+
+        w (m^(1/T) + z),  z = Z s / (k (1 - s)),
+
+    where Z is the sum of all powers. It depends on what the others say, but is
+    between 1 and k^(1 - 1/T). By how much one class is ahead of another changes
+    with z times the difference of their factors. So z is that of the middle,
+    and a class has to be ahead by more: by half of the range of z, times the
+    largest difference of factors. What those so far say is itself a way in
+    which all may end, the others saying the same on average, so that a class
+    that is ahead for good is also the one that is shown.
+
+    Attributes:
+        factors: w, or w^T without a share; shape `(num_classes,)`, at most 1.
+        floor: What means below it count as.
+        power: 1/T with a share, otherwise 1.
+        offset: z of the middle, 0 without a share.
+        margin: By how much a class must be ahead for good.
+    """
+
+    factors: NDArray[np.float64]
+    floor: float = 0.0
+    power: float = 1.0
+    offset: float = 0.0
+    margin: float = MARGIN
+
+
+def ranks(
+    num_columns: int, priors: ArrayLike | None, scaling: Scaling | None
+) -> Ranks | None:
+    """How classes are ordered, None if it is as their means are.
 
     Args:
         num_columns: Of the probabilities, 1 if binary.
         priors: See `imbalance.threshold`.
-        temperature: See `calibration.scale`.
+        scaling: See `calibration.scale`.
     """
     if priors is None:
-        return None, 0.0
+        return None
     factors = imbalance.inverse_priors(priors)
-    if temperature is None:
-        return factors, 0.0
-    return factors**temperature, calibration.floor(temperature, num_columns)
+    if scaling is None:
+        return Ranks(factors)
+    temperature, share = scaling.temperature, scaling.share
+    floor = calibration.floor(temperature, num_columns)
+    if not share:
+        return Ranks(factors**temperature, floor)
+    power, num_classes = 1 / temperature, len(factors)
+    least, most = sorted([1.0, num_classes ** (1 - power)])
+    most *= 1 + num_classes * floor  # what means are raised by
+    ratio = share / (num_classes * (1 - share))
+    slack = ratio * (most - least) / 2 * float(np.ptp(factors))
+    # A power of what is off by half of the margin.
+    each = max((MARGIN / 2) ** power, power * MARGIN / 2)
+    return Ranks(
+        factors, floor, power, ratio * (least + most) / 2, slack + 2 * each
+    )
 
 
 def lead(
-    sums: ArrayLike,
-    rest: float,
-    factors: ArrayLike | None = None,
-    floor: float = 0.0,
+    sums: ArrayLike, rest: float, ranks: Ranks | None = None
 ) -> NDArray[np.float64]:
-    """By how much a class is ahead whatever the others say, less `MARGIN`.
+    """By how much a class is ahead whatever the others say, less the margin.
 
     The least that the first class can end with, minus the most that any other
     can: the largest w_c S_c, minus the second largest w_d (S_d + R).
@@ -206,8 +244,7 @@ def lead(
     Args:
         sums: S, shape `(..., num_classes)`, of two classes at least.
         rest: R, the vote shares of the members that were not asked.
-        factors: w, shape `(num_classes,)`, at most 1. Defaults to ones.
-        floor: What means below it count as.
+        ranks: How classes are ordered in the end. Defaults to None: as sums.
 
     Example:
 
@@ -219,18 +256,23 @@ def lead(
     >>> lead([[0.4, 0.2]], rest=0.4).round(3)
     array([-0.2])
     """
-    values = np.asarray(sums, dtype=np.float64)
-    weights = np.asarray(1.0 if factors is None else factors, np.float64)
-    least = (values * weights).max(axis=-1)
-    most = np.maximum(values + rest, floor) * weights
-    return least - np.partition(most, -2, axis=-1)[..., -2] - MARGIN
+    least = np.asarray(sums, dtype=np.float64)
+    most, margin = least + rest, MARGIN
+    if ranks is not None:
+        most, margin = np.maximum(most, ranks.floor), ranks.margin
+        if ranks.offset:
+            least = np.maximum(least, ranks.floor)
+            least, most = (p**ranks.power + ranks.offset for p in (least, most))
+        least, most = least * ranks.factors, most * ranks.factors
+    second = np.partition(most, -2, axis=-1)[..., -2]
+    return least.max(axis=-1) - second - margin
 
 
 def stages(
     probabilities: ArrayLike,
     votes: ArrayLike,
     priors: ArrayLike | None = None,
-    temperature: float | None = None,
+    scaling: Scaling | None = None,
 ) -> Stages:
     """What is known after each member of an order.
 
@@ -240,7 +282,7 @@ def stages(
             binary; one-hot votes for hard voting.
         votes: Theirs, shape `(num_members,)`.
         priors: What means are divided by, see `imbalance.threshold`.
-        temperature: What they are scaled by before, see `calibration.scale`.
+        scaling: What they are scaled by before, see `calibration.scale`.
 
     Example:
 
@@ -257,13 +299,13 @@ def stages(
     )
     totals = np.cumsum(shares)
     means = sums / totals[:, np.newaxis, np.newaxis]
-    if temperature is not None:
-        means = calibration.scale(means, temperature)
+    if scaling is not None:
+        means = scaling(means)
     if priors is not None:
         means = imbalance.threshold(means, priors)
-    factors, floor = factors_and_floor(given.shape[-1], priors, temperature)
+    order = ranks(given.shape[-1], priors, scaling)
     leads = [
-        lead(part, 1 - total, factors, floor)
+        lead(part, 1 - total, order)
         for part, total in zip(of_classes, totals, strict=True)
     ]
     confidences = metrics.class_columns(means).max(axis=-1)

@@ -1,15 +1,20 @@
-"""Tests of temperature and sets, by hand, by hypothesis and by simulation."""
+"""Tests of scaling and sets, by hand, by hypothesis and by simulation."""
+
+import dataclasses
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.optimize import minimize_scalar
+from scipy.optimize import minimize, minimize_scalar
 from scipy.stats import beta
 
 from cbnn_keras.calibration import (
+    LARGEST_SHARE,
     CalibrationRecord,
+    Scaling,
     conformal_threshold,
+    fit,
     fit_temperature,
     floor,
     prediction_sets,
@@ -56,13 +61,14 @@ def test_temperature_of_three_classes_by_scipy():
 @given(
     st.lists(st.floats(0, 1), min_size=1, max_size=6),
     st.floats(0.01, 100),
+    st.sampled_from([0.0, 0.1, LARGEST_SHARE]),
     st.booleans(),
 )
-def test_predicted_classes_stay(values, temperature, is_one_column):
+def test_predicted_classes_stay(values, temperature, share, is_one_column):
     """Ties too; and what is given is always a probability."""
     first = np.array(values)[:, np.newaxis]
     p = first if is_one_column else np.hstack([first, 1 - first])
-    found = scale(p, temperature)
+    found = scale(p, temperature, share)
     assert found.shape == p.shape
     assert ((found >= 0) & (found <= 1)).all()
     if is_one_column:
@@ -118,6 +124,157 @@ def test_temperatures_that_are_none(temperature):
         match=r"scale\(temperature=.*\): temperature must be above 0\.",
     ):
         scale(np.array([[0.5, 0.5]]), temperature)
+
+
+# --- Share ---
+
+
+def drawn(num, num_classes, scaling, seed):
+    """Probabilities, and labels for which a scaling makes them right."""
+    generator = np.random.default_rng(seed)
+    p = generator.dirichlet(np.full(num_classes, 0.4), num)
+    p = np.maximum(p, 1e-6) / np.maximum(p, 1e-6).sum(axis=1, keepdims=True)
+    powers = p ** (1 / scaling.temperature)
+    right = powers / powers.sum(axis=1, keepdims=True)
+    right = (1 - scaling.share) * right + scaling.share / num_classes
+    draws = generator.random((num, 1))
+    labels = (right.cumsum(axis=1) > draws).argmax(axis=1)
+    return p, labels
+
+
+def loss_of(p, labels, temperature, share):
+    """The mean of -log p(label), by the definition."""
+    powers = p ** (1 / temperature)
+    of_label = powers[np.arange(len(p)), labels] / powers.sum(axis=1)
+    return -np.log((1 - share) * of_label + share / p.shape[1]).mean()
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "scaling"),
+    [(3, Scaling(1.0, 0.2)), (6, Scaling(0.7, 0.1)), (10, Scaling(1.8, 0.5))],
+)
+def test_temperature_and_share_by_scipy(num_classes, scaling):
+    p, labels = drawn(2000, num_classes, scaling, seed=num_classes)
+    found = fit(p, labels)
+    best = min(
+        (
+            minimize(
+                lambda at: loss_of(p, labels, np.exp(at[0]), at[1]),
+                (np.log(start), 0.2),
+                bounds=[(-3, 3), (0, LARGEST_SHARE)],
+                tol=1e-12,
+            )
+            for start in (0.3, 1, 3)
+        ),
+        key=lambda result: result.fun,
+    )
+    loss = loss_of(p, labels, found.temperature, found.share)
+    assert loss == pytest.approx(best.fun, abs=1e-8)
+    assert found.temperature == pytest.approx(np.exp(best.x[0]), rel=1e-3)
+    assert found.share == pytest.approx(best.x[1], abs=1e-3)
+    assert found.share == pytest.approx(scaling.share, abs=0.05)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_pair_of_a_grid_is_better(seed):
+    """Labels that no scaling explains: of two kinds of samples."""
+    one = drawn(300, 4, Scaling(0.5, 0.05), seed)
+    other = drawn(300, 4, Scaling(3.0, 0.3), seed + 10)
+    p, labels = (np.concatenate(pair) for pair in zip(one, other, strict=True))
+    found = fit(p, labels)
+    assert found.share > 0
+    loss = loss_of(p, labels, found.temperature, found.share)
+    for temperature in np.geomspace(0.05, 20, 60):
+        for share in np.linspace(0, LARGEST_SHARE, 31):
+            assert loss <= loss_of(p, labels, temperature, share) + 1e-9
+
+
+def test_one_column_gets_the_share_that_two_do():
+    p, labels = drawn(3000, 2, Scaling(0.9, 0.3), seed=4)
+    two, one = fit(p, labels), fit(p[:, 1:], labels)
+    assert two.share == pytest.approx(0.3, abs=0.05)
+    assert one.share == pytest.approx(two.share, abs=1e-4)
+    assert one.temperature == pytest.approx(two.temperature, rel=1e-3)
+    np.testing.assert_allclose(
+        scale(p[:, 1:], 0.9, 0.3), scale(p, 0.9, 0.3)[:, 1:], atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.5])
+@pytest.mark.parametrize("num", [200, 2000])
+def test_no_share_where_a_temperature_is_right(temperature, num):
+    """Where the labels are as a temperature says, 60 times drawn.
+
+    Chance alone may ask for a share in 1 of 100 at these numbers: half of the
+    probability of chi-squared beyond log(n), since it cannot be negative.
+    """
+    shares = []
+    for seed in range(60):
+        p, labels = drawn(num, 5, Scaling(temperature), seed)
+        found = fit(p, labels)
+        shares.append(found.share)
+        if not found.share:
+            assert found == Scaling(fit_temperature(p, labels))
+    assert np.count_nonzero(shares) <= 3
+
+
+def test_one_sure_mistake_asks_for_no_share():
+    """Of the 6.2 that a share gains, 5.6 are of one sample of 300.
+
+    log(300) / 2 is 2.9.
+    """
+    p = np.array([[0.99, 0.01]] * 300)
+    p[0] = [1e-5, 1 - 1e-5]
+    labels = np.zeros(300, int)
+    labels[[1, 2, 3]] = 1
+    assert fit(p, labels).share == 0
+    # Five of them do.
+    p[:5], labels[:5] = p[0], 0
+    assert fit(p, labels).share > 0.01
+
+
+def test_a_share_by_hand():
+    """0.8^(1/2) to 0.2^(1/2) is 2 to 1; a quarter of the way to 1/2 each."""
+    found = scale(np.array([[0.8, 0.2]]), 2.0, 0.25)
+    np.testing.assert_allclose(found, [[0.5 + 0.125, 0.25 + 0.125]])
+    found = scale(np.array([[0.2]]), 2.0, 0.25)
+    np.testing.assert_allclose(found, [[0.375]])
+    np.testing.assert_allclose(Scaling(2.0, 0.25)(np.array([[0.2]])), [[0.375]])
+
+
+def test_answers_that_are_all_sure_and_partly_wrong():
+    """One-hot, and 70 of 100 right, of 4 classes.
+
+    Any low temperature and 30 = 100 s (3 / 4) are the best there is.
+    """
+    labels = np.arange(100) % 4
+    said = np.where(np.arange(100) < 70, labels, (labels + 1) % 4)
+    found = fit(np.eye(4)[said], labels)
+    shown = found(np.eye(4)[:1])
+    np.testing.assert_allclose(shown, [[0.7, 0.1, 0.1, 0.1]], atol=1e-4)
+
+
+@pytest.mark.parametrize("is_one_column", [False, True])
+def test_a_sure_mistake_at_a_low_temperature_is_no_infinity(is_one_column):
+    """1e-7 to the power of 1/T is less than 1 - p can be in one column."""
+    p = np.array([[0.4, 0.6], [0.4, 0.6], [0.3, 0.7]] * 200)
+    p[0] = [1e-7, 1 - 1e-7]
+    labels = np.ones(600, int)
+    labels[:30:3] = 0
+    found = fit(p[:, int(is_one_column) :], labels)
+    assert 0.05 < found.temperature < 0.5
+    # More than 9 to 1 are right, as is said of all but the one.
+    shown = found(p)[1:, 1]
+    assert shown.mean() == pytest.approx(590 / 600, abs=0.01)
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, np.nan])
+def test_shares_that_are_none(share):
+    with pytest.raises(
+        ValueError,
+        match=r"scale\(share=.*\): share must be at least 0 and below 1\.",
+    ):
+        scale(np.array([[0.5, 0.5]]), 1.0, share)
 
 
 # --- Sets ---
@@ -222,3 +379,19 @@ def test_a_record_holds_for_its_own_members_and_votes():
     assert not record.holds_for([3], np.array([1.0]))
     assert not record.holds_for([3, 6], np.array([1.0, 2.5]))
     assert not record.holds_for([3, 6, 9], np.array([1.0, 2.0, 3.0]))
+
+
+def test_a_record_without_a_share_is_written_as_before_there_were_any():
+    record = CalibrationRecord(1.5, 100, [3, 6], [1.0, 2.0], 0.9, 0.25)
+    assert record.scaling == Scaling(1.5, 0.0)
+    assert record.to_json() == {
+        "temperature": 1.5,
+        "num_samples": 100,
+        "members": [3, 6],
+        "votes": [1.0, 2.0],
+        "coverage": 0.9,
+        "threshold": 0.25,
+    }
+    other = dataclasses.replace(record, share=0.125)
+    assert other.to_json() == record.to_json() | {"share": 0.125}
+    assert str(other.scaling) == "temperature 1.500 and share 0.125"

@@ -3,10 +3,11 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cbnn_keras import cascade_choice, cascades, metrics
+from cbnn_keras.calibration import Scaling
 from cbnn_keras.cascades import Cascade
 from cbnn_keras.ensemble.adjusting import adjusted_arrays
 
@@ -35,25 +36,27 @@ def ensembles(draw, max_members=4):
     return members, votes, draw(st.sampled_from([None, priors]))
 
 
-temperatures = st.sampled_from([None, 0.5, 2.5])
+scalings = st.sampled_from([None, Scaling(0.5), Scaling(2.5)])
+# With a share, and temperatures on both sides of 1.
+with_share = st.sampled_from(
+    [Scaling(1.0, 0.2), Scaling(0.5, 0.1), Scaling(1.3, 0.02), Scaling(3, 0.6)]
+)
 
 
-def classes_of(sums, priors, temperature):
+def classes_of(sums, priors, scaling):
     """Predicted classes, by the ensemble's own functions."""
-    return metrics.predicted_classes(adjusted_arrays(sums, temperature, priors))
+    return metrics.predicted_classes(adjusted_arrays(sums, scaling, priors))
 
 
-@given(ensembles(), temperatures)
-def test_no_completion_of_the_votes_changes_what_is_decided(
-    ensemble, temperature
-):
+@given(ensembles(), scalings)
+def test_no_completion_of_the_votes_changes_what_is_decided(ensemble, scaling):
     """By trying all ways in which the others can vote, for one class each.
 
     Averages of these are all that they can say.
     """
     members, votes, priors = ensemble
     shares = votes / votes.sum()
-    found = cascades.stages(members, votes, priors, temperature)
+    found = cascades.stages(members, votes, priors, scaling)
     num_members, num_samples, num_classes = members.shape
     for asked in range(1, num_members + 1):
         said = np.tensordot(shares[:asked], members[:asked], 1)
@@ -63,7 +66,7 @@ def test_no_completion_of_the_votes_changes_what_is_decided(
         for choice in itertools.product(range(num_classes), repeat=len(rest)):
             others = np.zeros(num_classes)
             np.add.at(others, list(choice), rest)
-            ends.append(classes_of(said + others, priors, temperature))
+            ends.append(classes_of(said + others, priors, scaling))
         is_constant = (np.array(ends) == ends[0]).all(axis=0)
         assert is_constant[is_decided].all()
         # The rule is as early as can be, but for its margin.
@@ -71,13 +74,71 @@ def test_no_completion_of_the_votes_changes_what_is_decided(
         assert is_close[is_constant].all()
 
 
-@given(ensembles(max_members=6), temperatures)
-def test_exact_cascades_predict_what_all_members_do(ensemble, temperature):
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(
+    with_share,
+    st.integers(2, 4),
+    st.floats(0.02, 0.6),
+    st.integers(0, 2**32 - 1),
+)
+def test_nothing_that_others_can_say_changes_what_is_decided_with_a_share(
+    scaling, num_classes, rest, seed
+):
+    """By trying each class alone, all alike, and mixtures.
+
+    The sum of powers is another for each, and so is what a share counts.
+    """
+    generator = np.random.default_rng(seed)
+    priors = generator.dirichlet(np.ones(num_classes)) + 0.02
+    sums = (1 - rest) * generator.dirichlet(np.full(num_classes, 0.7), 3000)
+    ranks = cascades.ranks(num_classes, priors, scaling)
+    lead = cascades.lead(sums, rest, ranks)
+    others = np.concatenate(
+        [
+            np.eye(num_classes),
+            np.full((1, num_classes), 1 / num_classes),
+            generator.dirichlet(np.full(num_classes, 0.5), 30),
+        ]
+    )
+    ends = [classes_of(sums + rest * p, priors, scaling) for p in others]
+    is_constant = (np.array(ends) == ends[0]).all(axis=0)
+    is_decided = lead >= 0
+    assert is_constant[is_decided].all()
+    # What those so far say is among all that can come out.
+    now = classes_of(sums / (1 - rest), priors, scaling)
+    np.testing.assert_array_equal(now[is_decided], ends[0][is_decided])
+    if scaling.temperature == 1:  # the sum of powers is known
+        is_close = lead >= -2 * cascades.MARGIN
+        assert is_close[is_constant].all()
+
+
+def test_ranks_with_a_share_by_hand():
+    """Two classes, T = 2 and s = 1/3, priors 0.8 and 0.2.
+
+    The sum of square roots is between 1 and sqrt(2), and s / (k (1 - s)) is
+    1/4. Factors are 1/4 and 1, their largest difference 3/4.
+    """
+    found = cascades.ranks(2, [0.8, 0.2], Scaling(2.0, 1 / 3))
+    np.testing.assert_allclose(found.factors, [0.25, 1])
+    assert (found.power, found.floor) == (0.5, 1e-7)
+    middle, half = (1 + 2**0.5) / 2, (2**0.5 - 1) / 2
+    assert found.offset == pytest.approx(middle / 4, rel=1e-6)
+    margin = 0.75 * half / 4 + 2 * 1e-5**0.5
+    assert found.margin == pytest.approx(margin, rel=1e-5)
+    # The second class, of 0.36 at least and the first of 0.49 at most.
+    expected = 0.6 + middle / 4 - 0.25 * (0.7 + middle / 4) - margin
+    lead = cascades.lead([[0.4, 0.36]], 0.09, found)
+    np.testing.assert_allclose(lead, [expected], rtol=1e-6)
+    assert cascades.ranks(2, None, Scaling(2.0, 1 / 3)) is None
+
+
+@given(ensembles(max_members=6), st.one_of(scalings, with_share))
+def test_exact_cascades_predict_what_all_members_do(ensemble, scaling):
     members, votes, priors = ensemble
-    found = cascades.stages(members, votes, priors, temperature)
+    found = cascades.stages(members, votes, priors, scaling)
     used = found.members_used(None)
     mean = metrics.weighted_mean(members, votes)
-    mean = adjusted_arrays(mean, temperature, priors)
+    mean = adjusted_arrays(mean, scaling, priors)
     np.testing.assert_allclose(found.probabilities[-1], mean, atol=1e-12)
     is_clear = np.diff(np.sort(mean)[:, -2:])[:, 0] > 1e-12
     np.testing.assert_array_equal(
@@ -142,11 +203,11 @@ def test_what_is_below_the_floor_counts_as_the_floor():
     The first class ends with 1/729 at most, the second with the floor at least
     as the most it can.
     """
-    factors, floor = cascades.factors_and_floor(1, [0.9, 0.1], 3.0)
-    np.testing.assert_allclose(factors, [1 / 729, 1])
-    assert floor == pytest.approx(0.00025, abs=1e-6)
-    found = cascades.lead([[1.0, 0.0]], 0.0, factors, floor)
-    np.testing.assert_allclose(found, 1 / 729 - floor - cascades.MARGIN)
+    ranks = cascades.ranks(1, [0.9, 0.1], Scaling(3.0))
+    np.testing.assert_allclose(ranks.factors, [1 / 729, 1])
+    assert ranks.floor == pytest.approx(0.00025, abs=1e-6)
+    found = cascades.lead([[1.0, 0.0]], 0.0, ranks)
+    np.testing.assert_allclose(found, 1 / 729 - ranks.floor - cascades.MARGIN)
 
 
 def test_clearness_is_the_distance_to_another_exit():

@@ -94,7 +94,7 @@ class Evaluation:
 
     @functools.cached_property
     def calibrated(self) -> Calibration | None:
-        """The ensemble with the temperature that the run keeps, if any."""
+        """The ensemble with the calibration that the run keeps, if any."""
         scaled = self._scaled
         if scaled is None:
             return None
@@ -118,9 +118,7 @@ class Evaluation:
     def _scaled(self) -> np.ndarray | None:
         if self.calibration is None:
             return None
-        return calibration.scale(
-            self.ensemble_probabilities, self.calibration.temperature
-        )
+        return self.calibration.scaling(self.ensemble_probabilities)
 
     @functools.cached_property
     def models(self) -> list[Model]:

@@ -105,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     report.set_defaults(command=_report, error=report.error)
 
     calibrate = commands.add_parser(
-        "calibrate", help="fit a temperature to data, and keep it in the run"
+        "calibrate", help="fit probabilities to data, and keep that in the run"
     )
     options.add_run(calibrate)
     options.add_calibrate_options(calibrate)

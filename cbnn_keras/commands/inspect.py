@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
+from cbnn_keras.calibration import CalibrationRecord
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Json
 from cbnn_keras.support import files
@@ -55,7 +56,7 @@ def inspect_run(
         "rounds": rounds,
         "calibration": None
         if run.calibration is None
-        else dict(vars(run.calibration)),
+        else run.calibration.to_json(),
     }
 
 
@@ -87,7 +88,7 @@ def print_run(content: Json) -> None:
 
 def _calibration(found: Json, rounds: list[Json]) -> str:
     text = (
-        f"Calibrated: temperature {found['temperature']:.3f} from "
+        f"Calibrated: {CalibrationRecord(**found).scaling} from "
         f"{found['num_samples']:,} samples"
     )
     if found["coverage"] is not None:

@@ -303,7 +303,7 @@ def add_serving_options(parser: argparse.ArgumentParser) -> None:
         "--uncalibrated",
         dest="calibrated",
         action="store_false",
-        help="leave the temperature of `cbnn calibrate` out",
+        help="leave out what `cbnn calibrate` found",
     )
     parser.add_argument(
         "--top-k", type=int, default=5, help="(default: %(default)s)"

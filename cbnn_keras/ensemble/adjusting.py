@@ -1,8 +1,8 @@
-"""What is done to averaged probabilities: a temperature, then priors.
+"""What is done to averaged probabilities: scaling, then priors.
 
 The same formulas twice, for arrays and for tensors of a graph: a temperature
-makes probabilities mean what they say where classes are as frequent as in the
-calibration data, and priors allow for other frequencies after it.
+and a share make probabilities mean what they say where classes are as frequent
+as in the calibration data, and priors allow for other frequencies after it.
 """
 
 from typing import Any
@@ -12,22 +12,23 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cbnn_keras import calibration, imbalance
+from cbnn_keras.calibration import Scaling
 
 
 def adjusted_arrays(
     probabilities: np.ndarray,
-    temperature: float | None = None,
+    scaling: Scaling | None = None,
     priors: ArrayLike | None = None,
 ) -> np.ndarray:
     """Probabilities as they are shown; None changes nothing.
 
     Args:
         probabilities: Shape `(..., num_classes)`, or `(..., 1)` if binary.
-        temperature: T, see `calibration.scale`.
+        scaling: Temperature and share, see `calibration.scale`.
         priors: Shape `(num_classes,)`, see `imbalance.threshold`.
     """
-    if temperature is not None:
-        probabilities = calibration.scale(probabilities, temperature)
+    if scaling is not None:
+        probabilities = scaling(probabilities)
     if priors is not None:
         probabilities = imbalance.threshold(probabilities, priors)
     return probabilities
@@ -35,20 +36,21 @@ def adjusted_arrays(
 
 def adjusted_tensors(
     probabilities: Any,
-    temperature: float | None = None,
+    scaling: Scaling | None = None,
     priors: ArrayLike | None = None,
 ) -> Any:
     """`adjusted_arrays` of tensors, symbolic or not, in float32."""
-    if temperature is not None:
-        probabilities = _scaled(probabilities, temperature)
+    if scaling is not None:
+        probabilities = _scaled(probabilities, scaling)
     if priors is not None:
         probabilities = _thresholded(probabilities, priors)
     return probabilities
 
 
-def _scaled(probabilities: Any, temperature: float) -> Any:
+def _scaled(probabilities: Any, scaling: Scaling) -> Any:
     num_columns = probabilities.shape[-1]
-    least = calibration.floor(temperature, num_columns)
+    power, share = 1 / scaling.temperature, scaling.share
+    least = calibration.floor(scaling.temperature, num_columns)
 
     def logarithm(values: Any) -> Any:
         return keras.ops.log(keras.ops.maximum(values, least))
@@ -56,8 +58,12 @@ def _scaled(probabilities: Any, temperature: float) -> Any:
     logs = logarithm(probabilities)
     if num_columns == 1:
         odds = logs - logarithm(1 - probabilities)
-        return keras.ops.sigmoid(odds * (1 / temperature))
-    return keras.ops.softmax(logs * (1 / temperature), axis=-1)
+        scaled = keras.ops.sigmoid(odds * power)
+    else:
+        scaled = keras.ops.softmax(logs * power, axis=-1)
+    if share:
+        scaled = scaled * (1 - share) + share / max(num_columns, 2)
+    return scaled
 
 
 def _thresholded(probabilities: Any, priors: ArrayLike) -> Any:

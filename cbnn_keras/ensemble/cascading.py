@@ -75,11 +75,11 @@ def choose_cascade(
     order = cascade_choice.order_by_likelihood(
         outputs, ensemble.votes, labels, _position(ensemble, first)
     )
-    temperature = None
+    scaling = None
     if calibrated and ensemble.calibration is not None:
-        temperature = ensemble.calibration.temperature
+        scaling = ensemble.calibration.scaling
     found = cascades.stages(
-        outputs[order], ensemble.votes[order], shares, temperature
+        outputs[order], ensemble.votes[order], shares, scaling
     )
     confidence = cascade_choice.chosen_confidences(
         found, labels, loss, standard_errors
@@ -92,7 +92,7 @@ def choose_cascade(
         order=tuple(ensemble.rounds[position].step for position in order),
         confidence=confidence,
         priors=None if shares is None else tuple(shares.tolist()),
-        temperature=temperature,
+        scaling=scaling,
         votes=tuple(ensemble.votes[order].tolist()),
         mean_members=float(used.mean()),
         loss=lost,

@@ -313,7 +313,7 @@ class CheckpointEnsemble(Distilling, Souping):
         Args:
             voting: `"soft"` or `"hard"`, as in `predict`.
             priors: As in `predict`. They become constants of the model.
-            calibrated: As in `predict`. So does the temperature.
+            calibrated: As in `predict`. So do temperature and share.
             inputs: `keras.Input`s in the structure that the model is called
                 with; needed only for a subclassed model.
         """
@@ -324,7 +324,7 @@ class CheckpointEnsemble(Distilling, Souping):
                 self.votes,
                 self.classifier,
                 voting=voting,
-                temperature=self.temperature(voting, calibrated),
+                scaling=self.scaling(voting, calibrated),
                 priors=priors,
                 inputs=inputs,
             )

@@ -14,6 +14,7 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike
 
+from cbnn_keras.calibration import Scaling
 from cbnn_keras.ensemble.adjusting import adjusted_tensors
 from cbnn_keras.models import keras_internals
 from cbnn_keras.models.classifier import Classifier
@@ -25,7 +26,7 @@ def merge(
     classifier: Classifier,
     *,
     voting: str = "soft",
-    temperature: float | None = None,
+    scaling: Scaling | None = None,
     priors: ArrayLike | None = None,
     inputs: Any = None,
     received: Any = None,
@@ -42,7 +43,7 @@ def merge(
         votes: lambda of each member.
         classifier: How to read the members' outputs.
         voting: `"soft"` or `"hard"`.
-        temperature: What the mean is scaled by, see `adjusting`.
+        scaling: What the mean is scaled by, see `adjusting`.
         priors: What it is divided by then.
         inputs: `keras.Input`s for subclassed members, whose own are unknown.
         received: What the members are called with, where layers are in front
@@ -69,7 +70,7 @@ def merge(
         outputs,
         votes,
         voting=voting,
-        temperature=temperature,
+        scaling=scaling,
         priors=priors,
         taken=taken,
     )
@@ -133,7 +134,7 @@ def combine(
     votes: np.ndarray,
     *,
     voting: str = "soft",
-    temperature: float | None = None,
+    scaling: Scaling | None = None,
     priors: ArrayLike | None = None,
     taken: Collection[str] = (),
 ) -> Any:
@@ -145,7 +146,7 @@ def combine(
         outputs: What `member_outputs` gave.
         votes: lambda of each member.
         voting: `"soft"` or `"hard"`.
-        temperature: What the mean is scaled by, see `adjusting`.
+        scaling: What the mean is scaled by, see `adjusting`.
         priors: What it is divided by then.
         taken: Names that layers must not get.
     """
@@ -161,14 +162,14 @@ def combine(
         )
     ]
     last = _free_name("probabilities", taken)
-    is_adjusted = temperature is not None or priors is not None
+    is_adjusted = scaling is not None or priors is not None
     if not is_adjusted and len(parts) > 1:
         return keras.layers.Add(dtype="float32", name=last)(parts)
     average = parts[0]
     if len(parts) > 1:
         name = _free_name("average", taken)
         average = keras.layers.Add(dtype="float32", name=name)(parts)
-    average = adjusted_tensors(average, temperature, priors)
+    average = adjusted_tensors(average, scaling, priors)
     return keras.layers.Identity(dtype="float32", name=last)(average)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cbnn_keras import calibration, metrics
-from cbnn_keras.calibration import CalibrationRecord
+from cbnn_keras.calibration import CalibrationRecord, Scaling
 from cbnn_keras.data.labelled import as_pair, check_same_length
 from cbnn_keras.ensemble.adjusting import adjusted_arrays
 from cbnn_keras.ensemble.members import Members, readable_inputs
@@ -51,9 +51,9 @@ class Predictor(Members):
                 such as `imbalance.class_priors(labels)`: what was averaged is
                 divided by them and by its sum, so that rare classes are not
                 at a disadvantage. For soft voting only.
-            calibrated: Whether the temperature that `calibrate` found is
-                applied, where it was called for these members and votes.
-                Defaults to True. For soft voting only, and before `priors`.
+            calibrated: Whether what `calibrate` found is applied, where it was
+                called for these members and votes. Defaults to True. For soft
+                voting only, and before `priors`.
             verbose: 0 for no progress bar.
 
         Returns:
@@ -62,8 +62,8 @@ class Predictor(Members):
         """
         priors = checked_priors(voting, priors, self.classifier)
         average = self._average(x, batch_size, voting, verbose)
-        temperature = self.temperature(voting, calibrated)
-        return adjusted_arrays(average, temperature, priors).astype(np.float32)
+        scaling = self.scaling(voting, calibrated)
+        return adjusted_arrays(average, scaling, priors).astype(np.float32)
 
     def staged_predict(
         self,
@@ -77,13 +77,13 @@ class Predictor(Members):
     ) -> Iterator[np.ndarray]:
         """Predictions of the first member, the first two, ..., all of them.
 
-        Takes the arguments of `predict`; each member predicts once. The
-        temperature is that of all members, in every stage.
+        Takes the arguments of `predict`; each member predicts once. What was
+        calibrated is the mean of all members, and is applied in every stage.
         """
         checked = checked_priors(voting, priors, self.classifier)
         outputs = self.member_probabilities(x, batch_size, verbose)
-        temperature = self.temperature(voting, calibrated)
-        return self._stages(outputs, voting, temperature, checked)
+        scaling = self.scaling(voting, calibrated)
+        return self._stages(outputs, voting, scaling, checked)
 
     def calibrate(
         self,
@@ -95,11 +95,12 @@ class Predictor(Members):
     ) -> CalibrationRecord:
         """Fits a temperature, so that probabilities mean what they say.
 
-        It is kept in the run, on disk too, in place of an earlier one, and is
-        applied from then on wherever these members predict with these votes:
-        here, in models and in exports. With other members or votes, as after
-        `select`, it is not: calibrate what was selected. Predicted classes stay
-        what they are, unless priors are given.
+        And a share of 1/k for every class, where the data ask for one, see
+        `calibration.fit`. Both are kept in the run, on disk too, in place of
+        earlier ones, and are applied from then on wherever these members
+        predict with these votes: here, in models and in exports. With other
+        members or votes, as after `select`, they are not: calibrate what was
+        selected. Predicted classes stay what they are, unless priors are given.
 
         Args:
             validation_data: `(x, y)` or a dataset of batches that training has
@@ -144,29 +145,29 @@ class Predictor(Members):
             )
         raw = self._average(inputs, batch_size, "soft", verbose)
         check_same_length(name, len(labels), len(raw))
-        temperature = _checked_temperature(raw, labels)
-        scaled = adjusted_arrays(raw, temperature).astype(np.float32)
+        scaling = _checked_scaling(raw, labels)
+        scaled = scaling(raw).astype(np.float32)
         threshold = None
         if coverage is not None:
             threshold = calibration.conformal_threshold(
                 scaled, labels, coverage
             )
         record = CalibrationRecord(
-            temperature,
+            scaling.temperature,
             len(labels),
             list(self._steps),
             [float(vote) for vote in self.votes],
             coverage,
             threshold,
+            scaling.share,
         )
         self.run.keep_calibration(record)
         before, after = (
             metrics.negative_log_likelihood(p, labels) for p in (raw, scaled)
         )
         Reporter(verbose).line(
-            f"temperature {temperature:.3f} from {len(labels):,} samples, on "
-            f"which the negative log-likelihood went from {before:.4f} to "
-            f"{after:.4f}"
+            f"{scaling} from {len(labels):,} samples, on which the negative "
+            f"log-likelihood went from {before:.4f} to {after:.4f}"
         )
         return record
 
@@ -193,12 +194,12 @@ class Predictor(Members):
         found = self.predict(x, batch_size=batch_size, verbose=verbose)
         return calibration.prediction_sets(found, threshold)
 
-    def temperature(self, voting: str, calibrated: bool) -> float | None:
-        """The temperature that holds for a way to predict, or None."""
+    def scaling(self, voting: str, calibrated: bool) -> Scaling | None:
+        """What averages are scaled by in a way to predict, or None."""
         record = self.calibration
         if record is None or voting != "soft" or not calibrated:
             return None
-        return record.temperature
+        return record.scaling
 
     def _average(
         self, x: Any, batch_size: int | None, voting: str, verbose: int
@@ -224,7 +225,7 @@ class Predictor(Members):
         self,
         outputs: Iterator[np.ndarray],
         voting: str,
-        temperature: float | None,
+        scaling: Scaling | None,
         priors: np.ndarray | None,
     ) -> Iterator[np.ndarray]:
         mean = metrics.RunningMean()
@@ -232,7 +233,7 @@ class Predictor(Members):
             if voting == "hard":
                 found = metrics.one_hot_votes(found)
             average = mean.add(found, vote)
-            shown = adjusted_arrays(average, temperature, priors)
+            shown = adjusted_arrays(average, scaling, priors)
             yield shown.astype(np.float32)
 
 
@@ -250,10 +251,9 @@ def needed_threshold(record: CalibrationRecord | None) -> float:
     return record.threshold
 
 
-def _checked_temperature(
-    probabilities: np.ndarray, labels: np.ndarray
-) -> float:
-    found = calibration.fit_temperature(probabilities, labels)
+def _checked_scaling(probabilities: np.ndarray, labels: np.ndarray) -> Scaling:
+    scaling = calibration.fit(probabilities, labels)
+    found = scaling.temperature
     low = 1.01 * calibration.SMALLEST_TEMPERATURE
     high = 0.99 * calibration.LARGEST_TEMPERATURE
     if not low < found < high:
@@ -264,4 +264,4 @@ def _checked_temperature(
             f"{'lower' if found <= low else 'higher'} would be better. Give "
             "more samples, with labels in their order."
         )
-    return found
+    return scaling

@@ -15,7 +15,8 @@ import tensorflow as tf
 from numpy.typing import ArrayLike
 
 from cbnn_keras import cascades
-from cbnn_keras.cascades import Cascade
+from cbnn_keras.calibration import Scaling
+from cbnn_keras.cascades import Cascade, Ranks
 from cbnn_keras.ensemble import merging
 from cbnn_keras.ensemble.adjusting import adjusted_tensors
 from cbnn_keras.models import keras_internals
@@ -76,7 +77,7 @@ class CascadeGraph:
         steps: The steps of the members, in the order of the merged model.
         votes: Theirs.
         priors: What means are divided by, or None.
-        temperature: What they are scaled by before, or None.
+        scaling: What they are scaled by before, or None.
         voting: `"soft"` or `"hard"`.
 
     Raises:
@@ -91,7 +92,7 @@ class CascadeGraph:
         votes: np.ndarray,
         *,
         priors: ArrayLike | None,
-        temperature: float | None,
+        scaling: Scaling | None,
         voting: str,
     ) -> None:
         for tensor in keras.tree.flatten(model.inputs):
@@ -115,7 +116,7 @@ class CascadeGraph:
         self._shares = votes[order] / votes.sum()
         self._totals = np.cumsum(self._shares)
         self._confidences = cascade.confidences(len(order))
-        self._priors, self._temperature = priors, temperature
+        self._priors, self._scaling = priors, scaling
         self._is_hard = voting == "hard"
 
     def __call__(
@@ -191,23 +192,21 @@ class CascadeGraph:
         """
         total = float(self._totals[number])
         columns, rest = _of_classes(sums, total), 1 - total
-        factors, floor = cascades.factors_and_floor(
-            sums.shape[-1], self._priors, self._temperature
-        )
-        if factors is None:
+        ranks = cascades.ranks(sums.shape[-1], self._priors, self._scaling)
+        if ranks is None:
             values = tf.math.top_k(columns, 2).values
             least, most = tf.reduce_max(values, 1), tf.reduce_min(values, 1)
+            needed = rest + cascades.MARGIN
         else:
-            factors = factors.astype(np.float32)
-            least = tf.reduce_max(columns * factors, axis=1)
-            largest = tf.maximum(columns + rest, floor) * factors
-            most = tf.reduce_min(tf.math.top_k(largest, 2).values, axis=1)
-            rest = 0.0
-        is_open = least - most < rest + cascades.MARGIN
+            least = tf.reduce_max(_ranked(columns, ranks), axis=1)
+            largest = tf.maximum(columns + rest, ranks.floor)
+            values = tf.math.top_k(_ranked(largest, ranks), 2).values
+            most, needed = tf.reduce_min(values, axis=1), ranks.margin
+        is_open = least - most < needed
         confidence = self._confidences[number]
         if confidence > 1:
             return is_open
-        if factors is None and self._temperature is None:
+        if ranks is None and self._scaling is None:
             is_unsure = least < total * confidence
         else:
             given = _of_classes(self._adjusted(sums / total), 1.0)
@@ -215,7 +214,15 @@ class CascadeGraph:
         return tf.logical_and(is_open, is_unsure)
 
     def _adjusted(self, mean: tf.Tensor) -> tf.Tensor:
-        return adjusted_tensors(mean, self._temperature, self._priors)
+        return adjusted_tensors(mean, self._scaling, self._priors)
+
+
+def _ranked(means: tf.Tensor, ranks: Ranks) -> tf.Tensor:
+    """What classes are ordered by, of the least or the most of their means."""
+    if ranks.offset:
+        means = tf.maximum(means, ranks.floor)
+        means = tf.pow(means, ranks.power) + ranks.offset
+    return means * ranks.factors.astype(np.float32)
 
 
 def _of_classes(sums: tf.Tensor, total: float) -> tf.Tensor:

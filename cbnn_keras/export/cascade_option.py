@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cbnn_keras import imbalance
+from cbnn_keras.calibration import Scaling
 from cbnn_keras.cascades import Cascade
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.support import arguments
@@ -91,18 +92,18 @@ def _check_priors(cascade: Cascade, priors: tuple[float, ...] | None) -> None:
 
 
 def fitted(
-    cascade: Cascade, ensemble: CheckpointEnsemble, temperature: float | None
+    cascade: Cascade, ensemble: CheckpointEnsemble, scaling: Scaling | None
 ) -> Cascade:
     """A cascade with an order of the ensemble's members.
 
     Args:
         cascade: What an export was told.
         ensemble: What is exported.
-        temperature: What the export scales probabilities by, or None.
+        scaling: What the export scales probabilities by, or None.
 
     Raises:
         ValueError: If it was chosen for other members, or if its confidence
-            was chosen with other votes or another temperature.
+            was chosen with other votes or another calibration.
     """
     steps = [record.step for record in ensemble.rounds]
     found = cascade.fitted_to(steps, ensemble.votes)
@@ -114,12 +115,12 @@ def fitted(
             f"{cascade.votes}, but the export has {votes}. Choose it anew: "
             "ensemble.cascade(validation_data)."
         )
-    if is_chosen and cascade.temperature != temperature:
+    if is_chosen and cascade.scaling != scaling:
         raise ValueError(
-            "The confidence of the cascade was chosen with temperature="
-            f"{cascade.temperature}, but the export has temperature="
-            f"{temperature}. Calibrate first and then choose the cascade; "
-            "give calibrated=False to both, or to neither."
+            "The confidence of the cascade was chosen with scaling="
+            f"{cascade.scaling!r}, but the export has scaling={scaling!r}. "
+            "Calibrate first and then choose the cascade; give "
+            "calibrated=False to both, or to neither."
         )
     return found
 
@@ -153,5 +154,6 @@ def of_metadata(metadata: Mapping[str, Any]) -> Cascade | None:
         order=tuple(found["order"]),
         confidence=confidence,
         priors=None if priors is None else tuple(priors),
-        temperature=calibration and calibration["temperature"],
+        scaling=calibration
+        and Scaling(calibration["temperature"], calibration.get("share", 0.0)),
     )

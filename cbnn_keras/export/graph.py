@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from cbnn_keras.calibration import CalibrationRecord
+from cbnn_keras.calibration import CalibrationRecord, Scaling
 from cbnn_keras.ensemble import CheckpointEnsemble, merging
 from cbnn_keras.ensemble.adjusting import adjusted_tensors
 from cbnn_keras.ensemble.predicting import needed_threshold
@@ -61,7 +61,7 @@ class ServingGraph:
         self.calibration = _calibration(ensemble, options)
         if options.cascade is not None:
             cascade = cascade_option.fitted(
-                options.cascade, ensemble, self._temperature
+                options.cascade, ensemble, self._scaling
             )
             options = dataclasses.replace(options, cascade=cascade)
         self.options = options
@@ -90,7 +90,7 @@ class ServingGraph:
                 [record.step for record in ensemble.rounds],
                 self._ensemble.votes,
                 priors=options.priors,
-                temperature=self._temperature,
+                scaling=self._scaling,
                 voting=options.voting,
             )
         self.reference = functools.partial(
@@ -122,7 +122,7 @@ class ServingGraph:
             self._ensemble.votes,
             self._ensemble.classifier,
             voting=options.voting,
-            temperature=self._temperature,
+            scaling=self._scaling,
             priors=options.priors,
             inputs=tensors,
             received=received,
@@ -130,9 +130,9 @@ class ServingGraph:
         )
 
     @property
-    def _temperature(self) -> float | None:
+    def _scaling(self) -> Scaling | None:
         found = self.calibration
-        return None if found is None else found.temperature
+        return None if found is None else found.scaling
 
     def metadata(self, precision: str = "float32") -> Json:
         """What an artefact says about itself, as JSON can hold it.
@@ -143,7 +143,7 @@ class ServingGraph:
         ensemble = self._ensemble
         calibration = {}
         if self.calibration is not None:
-            said = dict(vars(self.calibration))
+            said = self.calibration.to_json()
             said = {k: said[k] for k in said.keys() - {"members", "votes"}}
             calibration["calibration"] = said
         return {
@@ -220,9 +220,7 @@ class ServingGraph:
 
     def _disagreement(self, members: tf.Tensor, classes: tf.Tensor) -> Any:
         """The share of votes that is not for the predicted classes."""
-        opinions = adjusted_tensors(
-            members, self._temperature, self.options.priors
-        )
+        opinions = adjusted_tensors(members, self._scaling, self.options.priors)
         agrees = tf.equal(_predicted_classes(opinions), classes[:, tf.newaxis])
         shares = self._ensemble.votes / self._ensemble.votes.sum()
         against = tf.where(agrees, 0.0, shares.astype(np.float32))

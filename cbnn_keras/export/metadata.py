@@ -6,7 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from cbnn_keras.calibration import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE
+from cbnn_keras.calibration import (
+    LARGEST_SHARE,
+    LARGEST_TEMPERATURE,
+    SMALLEST_TEMPERATURE,
+)
 from cbnn_keras.export.options import OUTPUTS
 from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.faults import RunError, faults_named
@@ -111,9 +115,12 @@ def _is_calibration(value: Any) -> bool:
     """Whether it is None, as in artefacts that are not calibrated, or one."""
     if value is None:
         return True
-    if not isinstance(value, dict) or value.keys() != _CALIBRATION.keys():
+    if not isinstance(value, dict):
         return False
-    is_right = all(check(value[name]) for name, check in _CALIBRATION.items())
+    # A share of 0 is not said.
+    if value.keys() | {"share"} != _CALIBRATION.keys():
+        return False
+    is_right = all(_CALIBRATION[name](said) for name, said in value.items())
     return is_right and (value["coverage"] is None) == (
         value["threshold"] is None
     )
@@ -162,13 +169,14 @@ _CHECKS: dict[str, Callable[[Any], bool]] = {
     "top_k": _is_integer,
     "has_preprocess": lambda value: isinstance(value, bool),
 }
-# Of temperature and sets, where an export is calibrated.
+# Of temperature, share and sets, where an export is calibrated.
 _CALIBRATION: dict[str, Callable[[Any], bool]] = {
     "temperature": lambda value: (
         _is_positive(value)
         and SMALLEST_TEMPERATURE < 1.01 * value
         and value < 1.01 * LARGEST_TEMPERATURE
     ),
+    "share": lambda value: _is_positive(value) and value <= LARGEST_SHARE,
     "num_samples": _is_integer,
     "coverage": _or_none(lambda value: _is_positive(value) and value < 1),
     "threshold": _or_none(

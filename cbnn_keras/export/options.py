@@ -58,8 +58,8 @@ class ServingOptions:
             them, and a member votes in `"disagreement"` for the class that it
             would then predict; only `"members"` are what the members themselves
             say.
-        calibrated: Whether the temperature of `CheckpointEnsemble.calibrate`
-            is applied, if there is one: to all outputs but `"members"`. Kept
+        calibrated: Whether what `CheckpointEnsemble.calibrate` found is
+            applied, if there is something: to all outputs but `"members"`. Kept
             in the artefact's metadata. Defaults to True. Or what `calibrate`
             gave for these members and votes, to apply just that.
         cascade: Members are asked one after another, and a sample leaves when
@@ -206,7 +206,7 @@ class ServingOptions:
         is_record = isinstance(self.calibrated, CalibrationRecord)
         if is_record and self.voting != "soft":
             raise ValueError(
-                "calibrated=...: a temperature is for voting='soft'; the "
+                "calibrated=...: calibration is for voting='soft'; the "
                 "outputs of voting='hard' are shares of votes. Leave one of "
                 "the two out."
             )

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from cbnn_keras import cascades, metrics
-from cbnn_keras.calibration import CalibrationRecord, prediction_sets
+from cbnn_keras.calibration import CalibrationRecord, Scaling, prediction_sets
 from cbnn_keras.ensemble import CheckpointEnsemble
 from cbnn_keras.ensemble.adjusting import adjusted_arrays
 from cbnn_keras.ensemble.predicting import needed_threshold
@@ -47,14 +47,14 @@ def reference(
     is_hard = options.voting == "hard"
     voted = metrics.one_hot_votes(members) if is_hard else members
     probabilities = metrics.weighted_mean(voted, ensemble.votes)
-    temperature = None if calibration is None else calibration.temperature
+    scaling = None if calibration is None else calibration.scaling
     opinions, probabilities = (
-        adjusted_arrays(found, temperature, options.priors)
+        adjusted_arrays(found, scaling, options.priors)
         for found in (members, probabilities)
     )
     of_cascade = {}
     if options.cascade is not None:
-        of_cascade = _cascade(ensemble, options, voted, temperature)
+        of_cascade = _cascade(ensemble, options, voted, scaling)
         probabilities = of_cascade["probabilities"]
     classes = metrics.predicted_classes(probabilities)
     columns = metrics.class_columns(probabilities)
@@ -82,13 +82,13 @@ def _cascade(
     ensemble: CheckpointEnsemble,
     options: ServingOptions,
     voted: np.ndarray,
-    temperature: float | None,
+    scaling: Scaling | None,
 ) -> dict[str, np.ndarray]:
     """What a cascade says, and how clear its decisions were."""
     cascade = options.cascade
     order = cascade.positions([record.step for record in ensemble.rounds])
     stages = cascades.stages(
-        voted[order], ensemble.votes[order], options.priors, temperature
+        voted[order], ensemble.votes[order], options.priors, scaling
     )
     used = stages.members_used(cascade.confidence)
     return {

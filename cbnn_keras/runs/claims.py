@@ -13,7 +13,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from cbnn_keras.boosting import Stage
-from cbnn_keras.calibration import LARGEST_TEMPERATURE, SMALLEST_TEMPERATURE
+from cbnn_keras.calibration import (
+    LARGEST_SHARE,
+    LARGEST_TEMPERATURE,
+    SMALLEST_TEMPERATURE,
+)
 from cbnn_keras.runs.manifest import (
     MODEL,
     OWN_DISTRIBUTION,
@@ -216,6 +220,8 @@ def _wrong_calibration(manifest: Manifest) -> Iterator[str]:
     low, high = 0.999 * SMALLEST_TEMPERATURE, 1.001 * LARGEST_TEMPERATURE
     if not low <= found.temperature <= high:
         yield f"the temperature of its calibration is {found.temperature}"
+    if not 0 <= found.share <= LARGEST_SHARE:
+        yield f"the share of its calibration is {found.share}"
     if not 1 <= found.num_samples <= _MOST_SAMPLES:
         yield f"the number of samples of its calibration, {found.num_samples}"
     is_known = set(found.members) <= set(manifest.members)

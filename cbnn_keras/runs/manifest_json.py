@@ -16,10 +16,14 @@ from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.faults import RunError, shortened
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 6
-# What is new in a format, among all or among the settings; without it, earlier
-# versions of the package read what is written.
-_NEW_IN = {6: {"calibration", "trusted_class_margin"}, 5: {"phases"}}
+FORMAT_VERSION = 7
+# What is new in a format; without it, earlier versions of the package read what
+# is written.
+_NEW_IN = {
+    7: {"calibration.share"},
+    6: {"calibration", "settings.trusted_class_margin"},
+    5: {"phases"},
+}
 _WITHOUT_ANY = 4
 _FIRST_WITH_CHECKSUM = 3
 _CHECKSUM = "sha256"
@@ -37,7 +41,9 @@ def write(directory: pathlib.Path, content: Json) -> None:
     """
     text = json.dumps(content, allow_nan=False, default=_as_json)
     parts = json.loads(text)
-    names = {*parts, *parts["settings"]}
+    names = set(parts)
+    for outer in ("settings", "calibration"):
+        names |= {f"{outer}.{inner}" for inner in parts.get(outer, ())}
     needed = (number for number, new in _NEW_IN.items() if new & names)
     parts = {"format_version": next(needed, _WITHOUT_ANY), **parts}
     parts[_CHECKSUM] = checksum(parts)

@@ -39,7 +39,12 @@ def typed(kind: Any, value: Any, where: str, wrong: list[str]) -> Any:
     elif hasattr(kind, "from_json"):
         return kind.from_json(value, wrong)
     elif dataclasses.is_dataclass(kind):
-        found = value if isinstance(value, dict) else {}
+        defaults = {
+            field.name: field.default
+            for field in dataclasses.fields(kind)
+            if field.default is not dataclasses.MISSING
+        }
+        found = {**defaults, **(value if isinstance(value, dict) else {})}
         hints, make = typing.get_type_hints(kind), typing.cast(Any, kind)
         return make(
             **{

@@ -550,6 +550,8 @@ def test_captions_of_reliability():
     # The mean of two temperatures.
     found = caption(RELIABILITY, under, after=flat, temperature=(1.0, 2.0))
     assert "and 0.0% after scaling (temperature 1.50)" in found
+    found = caption(RELIABILITY, under, after=flat, temperature=1, share=0.125)
+    assert "after scaling (temperature 1.00 and share 0.125)" in found
     assert "predictions are underconfident (" in found
 
 

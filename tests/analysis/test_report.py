@@ -369,9 +369,9 @@ def test_what_a_calibration_does_is_said():
     text, of_sets = calibration_verdicts(evaluation)
     # -(0.75 log 0.9 + 0.25 log 0.1), and the same of 0.75 and 0.25
     assert text == (
-        "The ensemble is calibrated, with T = 2.000 from 1,234 samples: here "
-        "the calibration error (ECE) goes from 15.00% to 0.00%, the NLL from "
-        "0.6547 to 0.5623."
+        "The ensemble is calibrated, with temperature 2.000 from 1,234 "
+        "samples: here the calibration error (ECE) goes from 15.00% to 0.00%, "
+        "the NLL from 0.6547 to 0.5623."
     )
     assert of_sets == (
         "Sets of coverage 90%: here the label is in 75.0% of them. They have "
@@ -408,10 +408,37 @@ def test_a_calibrated_run_has_rows_of_its_own():
     *_, last = part.tables[0].rows
     assert last[:3] == ["ensemble", "calibrated", likelihood]
     assert last[-1] == "2.000"
-    assert any("with T = 2.000 from 99 samples" in text for text in part.texts)
+    assert any("temperature 2.000 from 99 samples" in t for t in part.texts)
     [part] = make_sections([found])[-1].parts
     said = dict(part.tables[0].rows)
-    assert said["calibrated"] == "T = 2.000 from 99 samples, for 2 members"
+    assert said["calibrated"] == (
+        "temperature 2.000 from 99 samples, for 2 members"
+    )
+
+
+def test_the_share_of_a_calibration_is_shown():
+    """0.9 of class 0 becomes 0.8 * 0.9 + 0.1 = 0.82, of which 0.75 are so."""
+    ensemble = memory_ensemble(dense_model(), [1.0, 2.0])
+    ensemble.run.calibration = CalibrationRecord(
+        1.0, 99, [1, 2], [1.0, 2.0], share=0.2
+    )
+    data = [Labelled("new", X_NEW, Y_NEW)]
+    [found] = examine([ensemble], data, verbose=0)
+    [part] = calibration_section([found]).parts
+    assert part.tables[0].rows[-1][-1] == "1.000, share 0.200"
+    expected = "temperature 1.000 and share 0.200 from 99 samples"
+    assert any(expected in text for text in part.texts)
+    shown = ensemble.evaluate(X_NEW, Y_NEW, verbose=0)
+    likelihood = f"{shown['negative_log_likelihood']:.4f}"
+    assert part.tables[0].rows[-1][2] == likelihood
+    [part] = make_sections([found])[-1].parts
+    assert expected in dict(part.tables[0].rows)["calibrated"]
+    evaluation = dataclasses.replace(
+        found.evaluation,
+        labels=np.repeat([0, 1], [30, 10]),
+        probabilities=np.array([[[0.9, 0.1]] * 40] * 2),
+    )
+    assert evaluation.calibrated.expected_error == pytest.approx(0.07)
 
 
 def test_likelihood_is_part_of_the_first_answer():

@@ -60,7 +60,7 @@ def test_as_a_user_types_it(run, data, tmp_path, capsys, monkeypatch):
     ) in capsys.readouterr().out
     assert call("inspect", "run", "--json") == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["calibration"] == vars(record)
+    assert said["calibration"] == record.to_json()
     # What was printed as the next command.
     assert "cbnn export run --outputs probabilities,set" in printed
     onnx = ["export", "run", "--format", "onnx", "--output", "m.onnx"]
@@ -114,6 +114,29 @@ def test_the_members_it_is_for_are_named(run, data, tmp_path, capsys):
     onnx = ["export", run, "--format", "onnx", "--output", tmp_path / "m.onnx"]
     assert call(*onnx) == 0
     assert "Not calibrated: " in capsys.readouterr().out
+
+
+def test_a_share_is_said(run, tmp_path, capsys):
+    """A quarter of the labels is any, whatever the members say."""
+    generator = np.random.default_rng(1)
+    x = 8 * blobs(800, seed=9)[0]
+    p = CheckpointEnsemble.load(run).predict(x, verbose=0)
+    y = (p.cumsum(axis=1) > generator.random((len(p), 1))).argmax(axis=1)
+    y = np.where(generator.random(800) < 0.25, generator.integers(0, 3, 800), y)
+    np.savez(tmp_path / "val.npz", x=x, y=y)
+    assert call("calibrate", run, "--data", tmp_path / "val.npz") == 0
+    record = CheckpointEnsemble.load(run).calibration
+    assert 0.1 < record.share < 0.4
+    expected = (
+        f"temperature {record.temperature:.3f} and share {record.share:.3f} "
+        "from 800 samples"
+    )
+    assert expected in capsys.readouterr().out
+    assert call("inspect", run) == 0
+    assert f"Calibrated: {expected}\n" in capsys.readouterr().out
+    assert call("inspect", run, "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["calibration"]["share"] == record.share
 
 
 @pytest.mark.parametrize(

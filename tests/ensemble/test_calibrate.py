@@ -1,5 +1,6 @@
 """Tests of calibration as users see it: fitted, kept, applied, dropped."""
 
+import dataclasses
 import errno
 import json
 import shutil
@@ -19,6 +20,7 @@ from helpers import (
 
 from cbnn_keras import CheckpointEnsemble, imbalance
 from cbnn_keras.calibration import CalibrationRecord
+from cbnn_keras.runs import manifest_json
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.support import files, locks
 from cbnn_keras.support.faults import RunError
@@ -106,6 +108,67 @@ def test_probabilities_are_scaled_everywhere(ensemble):
     name = "negative_log_likelihood"
     assert after[name] < before[name] - 0.01
     assert after["accuracy"] == before["accuracy"]
+
+
+def random_labels(probabilities, share, seed=5):
+    """Labels as the probabilities say, but for a share that is any."""
+    generator = np.random.default_rng(seed)
+    columns = probabilities
+    if columns.shape[1] == 1:
+        columns = np.hstack([1 - columns, columns])
+    num, num_classes = columns.shape
+    labels = (columns.cumsum(axis=1) > generator.random((num, 1))).argmax(1)
+    is_any = generator.random(num) < share
+    return np.where(is_any, generator.integers(0, num_classes, num), labels)
+
+
+@pytest.mark.parametrize("is_binary", [False, True])
+def test_a_share_is_applied_everywhere(is_binary):
+    keras.utils.set_random_seed(3)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(1, "sigmoid")
+            if is_binary
+            else keras.layers.Dense(3, "softmax"),
+        ]
+    )
+    ensemble = memory_ensemble(model, [1.0, 2.5, 0.7], is_binary=is_binary)
+    x = 3 * blobs(1000, seed=3)[0]
+    raw = ensemble.predict(x, verbose=0)
+    labels = random_labels(raw, share=0.3)
+    record = ensemble.calibrate((x, labels), coverage=0.9, verbose=0)
+    assert record.share == pytest.approx(0.3, abs=0.1)
+    both = np.hstack([1 - raw, raw]) if is_binary else raw
+    both = powers(np.maximum(both, 1e-7), record.temperature)
+    expected = (1 - record.share) * both + record.share / both.shape[1]
+    # Of one column what is nearly 1 counts as less, see `calibration.floor`.
+    is_clear = (both.min(axis=1) > 1e-3) | (not is_binary)
+    found = ensemble.predict(x, verbose=0)
+    shown = np.hstack([1 - found, found]) if is_binary else found
+    np.testing.assert_allclose(shown[is_clear], expected[is_clear], atol=1e-5)
+    np.testing.assert_array_equal(shown.argmax(1), expected.argmax(1))
+    *_, last = ensemble.staged_predict(x, verbose=0)
+    np.testing.assert_array_equal(last, found)
+    np.testing.assert_allclose(ensemble.as_model()(x), found, atol=1e-5)
+    rows = np.arange(len(x))
+    evaluated = ensemble.evaluate(x, labels, verbose=0)
+    assert evaluated["negative_log_likelihood"] == pytest.approx(
+        -np.log(shown[rows, labels]).mean(), abs=1e-5
+    )
+    sets = ensemble.prediction_sets(x, verbose=0)
+    assert sets[rows, labels].sum() == 901  # ceil(1001 * 0.9)
+    np.testing.assert_array_equal(sets, shown >= record.threshold)
+    # Priors divide what has its share already.
+    num_classes = both.shape[1]
+    priors = np.arange(1, num_classes + 1) / np.arange(num_classes + 1).sum()
+    by_priors = shown / priors
+    by_priors /= by_priors.sum(axis=1, keepdims=True)
+    given = ensemble.predict(x, priors=priors, verbose=0)
+    first = num_classes - given.shape[1]
+    np.testing.assert_allclose(given, by_priors[:, first:], atol=1e-5)
+    model = ensemble.as_model(priors=priors)
+    np.testing.assert_allclose(model(x), given, atol=1e-5)
 
 
 def test_what_members_say_can_still_be_had(ensemble):
@@ -269,7 +332,7 @@ def test_kept_in_the_directory_and_nothing_else_changed(directory):
     ensemble = CheckpointEnsemble.load(directory)
     record = ensemble.calibrate((X, Y), coverage=0.9, verbose=0)
     after = manifest(directory)
-    assert after.pop("calibration") == vars(record)
+    assert after.pop("calibration") == record.to_json()
     assert (before.pop("format_version"), after.pop("format_version")) == (4, 6)
     assert before.pop("sha256") != after.pop("sha256")
     assert after == before
@@ -282,8 +345,48 @@ def test_kept_in_the_directory_and_nothing_else_changed(directory):
     )
     # A second one takes the place of the first.
     record = again.calibrate((X, Y), verbose=0)
-    assert manifest(directory)["calibration"] == vars(record)
+    assert manifest(directory)["calibration"] == record.to_json()
     assert record.threshold is None
+
+
+def with_share(directory, share):
+    """Calibrates a run as if a share had been found."""
+    ensemble = CheckpointEnsemble.load(directory)
+    record = ensemble.calibrate((X, Y), verbose=0)
+    record = dataclasses.replace(record, share=share)
+    ensemble.run.keep_calibration(record)
+    return record
+
+
+def test_a_share_makes_it_format_7(directory, monkeypatch):
+    record = with_share(directory, 0.125)
+    content = manifest(directory)
+    assert content["format_version"] == 7
+    assert content["calibration"] == vars(record)
+    again = CheckpointEnsemble.load(directory)
+    assert again.calibration == record
+    raw = again.predict(OTHER, calibrated=False, verbose=0)
+    expected = 0.875 * powers(raw, record.temperature) + 0.125 / 3
+    np.testing.assert_allclose(
+        again.predict(OTHER, verbose=0), expected, atol=1e-6
+    )
+    again.save(directory.parent / "copy")
+    assert CheckpointEnsemble.load(directory.parent / "copy").calibration == (
+        record
+    )
+    # What the version before says, which knows no share.
+    monkeypatch.setattr(manifest_json, "FORMAT_VERSION", 6)
+    with pytest.raises(
+        RunError, match="has format version 7; this cbnn_keras reads up to 6"
+    ):
+        CheckpointEnsemble.load(directory)
+    monkeypatch.undo()
+    # Without one it is as before again.
+    with_share(directory, 0.0)
+    content = manifest(directory)
+    assert content["format_version"] == 6
+    assert "share" not in content["calibration"]
+    assert CheckpointEnsemble.load(directory).calibration.share == 0.0
 
 
 def test_a_calibrated_run_is_still_finished(directory):
@@ -444,6 +547,10 @@ def test_training_data_are_found_out(finished):
         ({"temperature": 0.0}, "the temperature of its calibration is 0.0"),
         ({"temperature": 1e6}, "the temperature of its calibration is"),
         ({"temperature": "1"}, "calibration.temperature missing or of the"),
+        ({"share": -0.1}, "the share of its calibration is -0.1"),
+        ({"share": 0.95}, "the share of its calibration is 0.95"),
+        ({"share": "0"}, "calibration.share missing or of the wrong kind"),
+        ({"share": None}, "calibration.share missing or of the wrong kind"),
         ({"num_samples": 0}, "the number of samples of its calibration, 0"),
         ({"members": []}, "its calibration is of other members"),
         ({"members": [1]}, "its calibration is of other members"),

@@ -8,6 +8,7 @@ import tensorflow as tf
 from helpers import Undescribed, blobs, dense_model, memory_ensemble, trained
 
 from cbnn_keras import CheckpointEnsemble
+from cbnn_keras.calibration import CalibrationRecord
 from cbnn_keras.data.labelled_samples import LabelledSamples, read_unlabelled
 from cbnn_keras.ensemble.distillation import (
     Lesson,
@@ -181,14 +182,26 @@ def test_names_of_classes_are_those_of_training(ensemble):
 
 
 @pytest.mark.parametrize(
-    ("temperature", "alpha"), [(1.0, 0.0), (2.0, 0.0), (3.0, 0.4)]
+    ("temperature", "alpha", "share"),
+    [(1.0, 0.0, 0.0), (2.0, 0.0, 0.25), (3.0, 0.4, 0.0)],
 )
-def test_equals_training_by_hand(ensemble, temperature, alpha):
-    """A linear student, one batch a step: plain gradient descent in NumPy."""
+def test_equals_training_by_hand(
+    ensemble, temperature, alpha, share, monkeypatch
+):
+    """A linear student, one batch a step: plain gradient descent in NumPy.
+
+    What is taught is calibrated, if the ensemble is: here by a share.
+    """
     student = linear(activation=None)
     weights, bias = (np.array(w, np.float64) for w in student.get_weights())
     epochs, highest = 12, 0.1
     said = ensemble.predict(X, verbose=0).astype(np.float64)
+    said = (1 - share) * said + share / 3
+    steps = [record.step for record in ensemble.rounds]
+    if share:
+        votes = ensemble.votes.tolist()
+        record = CalibrationRecord(1.0, 9, steps, votes, share=share)
+        monkeypatch.setattr(ensemble.run, "calibration", record)
     soft = said ** (1 / temperature)
     soft /= soft.sum(axis=1, keepdims=True)
     for epoch in range(epochs):

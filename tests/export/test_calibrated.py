@@ -25,7 +25,7 @@ from cbnn_keras.support.faults import RunError
 OUTPUTS = ["probabilities", "class", "top_k", "set", "members", "disagreement"]
 
 
-def calibrated(ensemble, temperature, threshold=None):
+def calibrated(ensemble, temperature, threshold=None, share=0.0):
     """The ensemble as if it had been calibrated so, for a test."""
     coverage = None if threshold is None else 0.9
     ensemble.run.calibration = CalibrationRecord(
@@ -35,6 +35,7 @@ def calibrated(ensemble, temperature, threshold=None):
         [float(vote) for vote in ensemble.votes],
         coverage,
         threshold,
+        share,
     )
     return ensemble
 
@@ -50,23 +51,26 @@ def extreme(num_classes):
     return p.astype("float32")
 
 
-def expected_of(p, votes, temperature):
+def expected_of(p, votes, temperature, share=0.0):
     """The definition, by loops, in float64."""
     shares = np.array(votes) / np.sum(votes)
     rows = []
     for i in range(p.shape[1]):
         mean = sum(s * p[m, i].astype("float64") for m, s in enumerate(shares))
         power = np.maximum(mean, 1e-7) ** (1 / temperature)
-        rows.append(power / power.sum())
+        one = power / power.sum()
+        rows.append([(1 - share) * c + share / len(one) for c in one])
     return np.array(rows)
 
 
-@pytest.mark.parametrize("temperature", [0.4, 1.7, 6.0])
-def test_parity_where_probabilities_are_nearly_0(temperature, tmp_path):
+@pytest.mark.parametrize(
+    ("temperature", "share"), [(0.4, 0.0), (1.7, 0.0), (6.0, 0.0), (1.2, 0.15)]
+)
+def test_parity_where_probabilities_are_nearly_0(temperature, share, tmp_path):
     p = extreme(4)
-    ensemble = calibrated(tables(p, [1.0, 2.0]), temperature, 0.3)
+    ensemble = calibrated(tables(p, [1.0, 2.0]), temperature, 0.3, share)
     numbers = np.arange(60, dtype="int32")
-    expected = expected_of(p, [1.0, 2.0], temperature)
+    expected = expected_of(p, [1.0, 2.0], temperature, share)
     options = {"outputs": ["probabilities", "set"], "sample_data": numbers}
     export_onnx(ensemble, tmp_path / "m.onnx", verbose=0, **options)
     found = run_onnx(tmp_path / "m.onnx", {"sample": numbers})
@@ -78,7 +82,7 @@ def test_parity_where_probabilities_are_nearly_0(temperature, tmp_path):
     np.testing.assert_array_equal(
         ensemble.prediction_sets(numbers, verbose=0), expected >= 0.3
     )
-    if temperature == 1.7:
+    if temperature in (1.7, 1.2):
         place = export_saved_model(
             ensemble, tmp_path / "saved", verbose=0, **options
         ).path
@@ -91,10 +95,11 @@ def test_parity_where_probabilities_are_nearly_0(temperature, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("temperature", "from_logits"), [(0.5, False), (2.0, True), (5.0, False)]
+    ("temperature", "share", "from_logits"),
+    [(0.5, 0.0, False), (2.0, 0.1, True), (5.0, 0.0, False)],
 )
 def test_parity_of_one_column_that_is_nearly_1(
-    temperature, from_logits, tmp_path
+    temperature, share, from_logits, tmp_path
 ):
     """Sigmoids of 10 to 17, where two runtimes differ in the last bits."""
     activation = None if from_logits else "sigmoid"
@@ -108,6 +113,7 @@ def test_parity_of_one_column_that_is_nearly_1(
         ),
         temperature,
         0.2,
+        share,
     )
     factors = np.linspace(0.1, 12, 20, dtype="float32")
     x = np.concatenate([factor * X for factor in factors])
@@ -125,6 +131,9 @@ def test_parity_of_one_column_that_is_nearly_1(
     expected = ensemble.predict(x, verbose=0)
     assert np.abs(found["probabilities"] - expected).max() <= 1e-5
     assert found["set"].shape == (len(x), 2)
+    if share:  # none is surer than 1 - s/2, and some nearly are
+        limit = 1 - share / 2
+        assert limit - 0.01 < found["probabilities"].max() <= limit
 
 
 @pytest.fixture(scope="module")
@@ -173,9 +182,14 @@ def test_the_artefact_says_so_and_verifies(ensemble, artefact):
     verify_artefact(artefact, other, sample_data=NUMBERS, verbose=0)
 
 
-def test_an_artefact_of_another_temperature_is_found_out(ensemble, artefact):
+@pytest.mark.parametrize(("temperature", "share"), [(2.4, 0.0), (2.5, 0.01)])
+def test_an_artefact_of_another_scaling_is_found_out(
+    artefact, temperature, share
+):
     graph = serving_graph(
-        calibrated(tables(extreme(3), [1.0, 2.0]), 2.4, 0.4),
+        calibrated(
+            tables(extreme(3), [1.0, 2.0]), temperature, 0.4, share=share
+        ),
         outputs=OUTPUTS,
         sample_data=NUMBERS,
     )
@@ -233,10 +247,12 @@ def test_other_members_are_exported_as_they_are(ensemble):
     assert serving_graph(ensemble.take([10])).calibration is None
 
 
-def test_priors_come_after_the_temperature(ensemble):
+@pytest.mark.parametrize("share", [0.0, 0.2])
+def test_priors_come_after_temperature_and_share(share):
     priors = np.array([0.5, 0.3, 0.2])
+    ensemble = calibrated(tables(extreme(3), [1.0, 2.0]), 2.5, 0.4, share=share)
     graph = serving_graph(ensemble, priors=priors, sample_data=NUMBERS)
-    expected = expected_of(extreme(3), [1.0, 2.0], 2.5) / priors
+    expected = expected_of(extreme(3), [1.0, 2.0], 2.5, share) / priors
     expected /= expected.sum(axis=1, keepdims=True)
     found = graph.reference({"sample": NUMBERS})["probabilities"]
     np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -272,13 +288,48 @@ def test_a_cascade_of_members_that_have_sets(ensemble, tmp_path):
     )
 
 
+@pytest.mark.parametrize("priors", [None, [0.5, 0.3, 0.2]])
+def test_an_exact_cascade_with_a_share(priors, tmp_path):
+    """All predicted classes are those of the ensemble, priors or not."""
+    p = extreme(3)
+    ensemble = calibrated(tables(p, [1.0, 2.0]), 1.1, share=0.15)
+    export_onnx(
+        ensemble,
+        tmp_path / "m.onnx",
+        cascade="exact",
+        priors=priors,
+        outputs=["probabilities", "class", "members_used"],
+        sample_data=NUMBERS,
+        verbose=0,
+    )
+    found = run_onnx(tmp_path / "m.onnx", {"sample": NUMBERS})
+    of_both, alone = (
+        expected_of(members, votes, 1.1, 0.15)
+        for members, votes in ((p, [1.0, 2.0]), (p[1:], [1.0]))
+    )
+    if priors is not None:
+        of_both, alone = of_both / priors, alone / priors
+        of_both /= of_both.sum(axis=1, keepdims=True)
+        alone /= alone.sum(axis=1, keepdims=True)
+    np.testing.assert_array_equal(found["class"], of_both.argmax(axis=1))
+    used = found["members_used"]
+    assert set(used) == {1, 2}
+    expected = np.where(used[:, np.newaxis] == 2, of_both, alone)
+    assert np.abs(found["probabilities"] - expected).max() <= 1e-5
+    said = OnnxRuntime(tmp_path / "m.onnx").metadata["calibration"]
+    assert said["share"] == 0.15
+    # Verified by what the artefact says, whatever the run says by now.
+    raw = tables(p, [1.0, 2.0])
+    verify_artefact(tmp_path / "m.onnx", raw, sample_data=NUMBERS, verbose=0)
+
+
 @pytest.mark.parametrize("precision", ["float16", "int8"])
 def test_smaller_precisions(precision, tmp_path):
     keras.utils.set_random_seed(5)
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.Dense(3, "softmax")]
     )
-    ensemble = calibrated(memory_ensemble(model, [1.0, 2.0]), 1.8, 0.3)
+    ensemble = calibrated(memory_ensemble(model, [1.0, 2.0]), 1.8, 0.3, 0.1)
     export_onnx(
         ensemble,
         tmp_path / "m.onnx",
@@ -315,7 +366,7 @@ def test_a_record_is_for_its_members_and_votes_and_soft_voting(ensemble):
             match="calibrated=...: this was found for other members or votes",
         ):
             serving_graph(other, **given)
-    with pytest.raises(ValueError, match="a temperature is for voting='soft'"):
+    with pytest.raises(ValueError, match="calibration is for voting='soft'"):
         serving_graph(ensemble, voting="hard", **given)
 
 
@@ -337,6 +388,11 @@ def test_sets_need_a_coverage():
         {"temperature": -1.0},
         {"temperature": 1e9},
         {"temperature": True},
+        {"share": 0.0},
+        {"share": -0.1},
+        {"share": 0.95},
+        {"share": True},
+        {"share": None},
         {"num_samples": 0},
         {"coverage": 1.0},
         {"coverage": None},
@@ -349,6 +405,8 @@ def test_metadata_that_no_export_writes(ensemble, tmp_path, change):
     metadata = serving_graph(ensemble, outputs=["set"]).metadata()
     check_metadata(tmp_path, metadata)
     said = metadata["calibration"]
+    shared = {**metadata, "calibration": {**said, "share": 0.1}}
+    check_metadata(tmp_path, shared)
     metadata["calibration"] = change.get("calibration", {**said, **change})
     with pytest.raises(RunError, match="calibration missing or of the wrong"):
         check_metadata(tmp_path, metadata)

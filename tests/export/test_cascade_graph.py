@@ -12,7 +12,7 @@ from export_helpers import X, opened, run_onnx, serving_graph, tables
 from helpers import dense_model, header, memory_ensemble, round_at
 
 from cbnn_keras import CheckpointEnsemble, cascades, metrics
-from cbnn_keras.calibration import CalibrationRecord
+from cbnn_keras.calibration import CalibrationRecord, Scaling
 from cbnn_keras.cascades import Cascade
 from cbnn_keras.export import (
     export_litert,
@@ -90,18 +90,29 @@ CASES = {
     "hard": (3, {"voting": "hard"}, "exact"),
     "priors": (3, {"priors": [0.7, 0.2, 0.1]}, "exact"),
     "priors and confident": (3, {"priors": [0.7, 0.2, 0.1]}, 0.8),
-    "temperature": (3, {"temperature": 2.0}, 0.7),
+    "temperature": (3, {"scaling": Scaling(2.0)}, 0.7),
     "temperature, priors": (
         3,
-        {"temperature": 0.8, "priors": [0.5, 0.3, 0.2]},
+        {"scaling": Scaling(0.8), "priors": [0.5, 0.3, 0.2]},
         0.8,
+    ),
+    "share": (3, {"scaling": Scaling(1.1, 0.15)}, 0.7),
+    "share, priors": (
+        3,
+        {"scaling": Scaling(1.1, 0.15), "priors": [0.5, 0.3, 0.2]},
+        "exact",
     ),
     "one column": (1, {}, "exact"),
     "one column, confident": (1, {}, 0.8),
     "one column, hard": (1, {"voting": "hard"}, "exact"),
     "one column, temperature": (
         1,
-        {"temperature": 1.5, "priors": [0.6, 0.4]},
+        {"scaling": Scaling(1.5), "priors": [0.6, 0.4]},
+        0.8,
+    ),
+    "one column, share": (
+        1,
+        {"scaling": Scaling(0.8, 0.1), "priors": [0.6, 0.4]},
         0.8,
     ),
 }
@@ -109,6 +120,7 @@ CASES = {
 
 # All rules, but not each in each runtime: a conversion takes seconds.
 ONLY_TENSORFLOW = {"priors", "temperature", "one column, confident", "hard"}
+ONLY_TENSORFLOW |= {"share", "one column, share"}
 
 
 @pytest.mark.parametrize(
@@ -126,10 +138,14 @@ def test_graphs_follow_the_rule(case, runtime):
     members = answers(num_columns)
     ensemble = tables(members, VOTES, is_binary=num_columns == 1)
     options = dict(options)
-    temperature = options.pop("temperature", None)
-    if temperature is not None:
-        options["calibrated"] = CalibrationRecord(
-            temperature, 1, [10, 20, 30, 40, 50], VOTES
+    scaling = options.pop("scaling", None)
+    if scaling is not None:
+        ensemble.run.calibration = CalibrationRecord(
+            scaling.temperature,
+            1,
+            [10, 20, 30, 40, 50],
+            VOTES,
+            share=scaling.share,
         )
     graph = serving_graph(ensemble, cascade=cascade, outputs=OUTPUTS, **options)
     voted = members
@@ -142,7 +158,7 @@ def test_graphs_follow_the_rule(case, runtime):
         voted[BY_VOTE],
         np.array(VOTES)[BY_VOTE],
         options.get("priors"),
-        temperature,
+        scaling,
     )
     used = stages.members_used(confidence)
     # Some leave at once, or nearly so, and some not at all.
@@ -483,9 +499,9 @@ def test_triton_knows_the_type_of_members_used(ensemble, tmp_path):
             "outputs='set' needs the answers of all members",
         ),
         (
-            {"cascade": Cascade((1, 2, 3), 0.5, temperature=2.0)},
-            r"was chosen with temperature=2\.0, but the export has "
-            r"temperature=None\. Calibrate first",
+            {"cascade": Cascade((1, 2, 3), 0.5, scaling=Scaling(2, 0.25))},
+            r"chosen with scaling=Scaling\(temperature=2, share=0\.25\), but "
+            r"the export has scaling=None\. Calibrate first and then choose",
         ),
         (
             {"cascade": Cascade((3, 2, 1), 0.5, votes=(0.7, 2.5, 9.0))},
@@ -501,7 +517,7 @@ def test_triton_knows_the_type_of_members_used(ensemble, tmp_path):
             for value in ("exactly", 0, 1, 1.5, True, float("nan"))
         ),
         (
-            {"cascade": Cascade((1, 2), 0.5, temperature=2.0)},
+            {"cascade": Cascade((1, 2), 0.5, scaling=Scaling(2.0))},
             r"of the steps \[1, 2\], but the ensemble has \[1, 2, 3\]",
         ),
         (

@@ -113,6 +113,8 @@ def _calibration(**changes) -> dict:
 _WRONG_CALIBRATIONS = [
     *({"temperature": value} for value in (0.0, -1.0, 1e-9, 1e308, "1", None)),
     *({"temperature": value} for value in (5e-324, 1e999, True, [1.5])),
+    *({"share": value} for value in (-0.1, 0.95, 1, 1e308, 1e999, 2**70)),
+    *({"share": value} for value in (None, "0.1", True, [0.1], {})),
     *({"num_samples": value} for value in (0, -1, 2**70, 1.5)),
     *({"members": value} for value in ([], [6, 99, 100], [16, 10, 6], "6")),
     *({"votes": value} for value in ([1.0], [0.0] * 3, [1e308] * 3, ["1"])),

@@ -440,6 +440,8 @@ def test_manifest_that_is_none(run, content, text):
         ({"settings": {}, "phases": []}, 5),
         ({"settings": {"trusted_class_margin": 0.1}}, 6),
         ({"settings": {}, "calibration": {}, "phases": []}, 6),
+        ({"settings": {"share": 0.1}, "calibration": {}}, 6),
+        ({"settings": {}, "calibration": {"share": 0.1}}, 7),
     ],
 )
 def test_format_is_the_first_that_knows_what_is_said(
@@ -451,10 +453,10 @@ def test_format_is_the_first_that_knows_what_is_said(
 
 
 def test_manifest_of_a_later_version(run):
-    change_manifest(run, lambda m: m.update(format_version=7))
+    change_manifest(run, lambda m: m.update(format_version=8))
     with refused(
         run / "manifest.json",
-        r"has format version 7; this cbnn_keras reads up to 6. Upgrade: pip",
+        r"has format version 8; this cbnn_keras reads up to 7. Upgrade: pip",
     ):
         RunDirectory.open(run)
 

@@ -7,6 +7,7 @@ import json
 import pathlib
 import shutil
 
+import helpers
 import numpy as np
 import pytest
 import training_of_old_formats as training
@@ -80,6 +81,34 @@ def test_a_run_of_an_old_format_resumes_and_is_then_of_format_4(old, tmp_path):
     assert ("average" in manifest["settings"]) == is_new
     assert ("trusted_margin" in manifest["settings"]) == is_new
     assert "trusted_class_margin" not in manifest["settings"]
+
+
+def test_a_calibration_of_format_6_has_no_share(tmp_path):
+    """As the last version that wrote format 6 wrote it."""
+    run = shutil.copytree(
+        RUNS / "format_4/cbnn-defaults/complete", tmp_path / "r"
+    )
+    raw = CheckpointEnsemble.load(run)
+    said = {
+        "temperature": 2.0,
+        "num_samples": 500,
+        "members": [record.step for record in raw.rounds],
+        "votes": raw.votes.tolist(),
+        "coverage": None,
+        "threshold": None,
+    }
+    helpers.change_manifest(
+        run, lambda m: m.update(calibration=said, format_version=6)
+    )
+    ensemble = CheckpointEnsemble.load(run)
+    assert ensemble.calibration.share == 0
+    assert ensemble.calibration.temperature == 2
+    powers = raw.predict(X, verbose=0).astype("float64") ** 0.5
+    np.testing.assert_allclose(
+        ensemble.predict(X, verbose=0),
+        powers / powers.sum(axis=1, keepdims=True),
+        atol=1e-6,
+    )
 
 
 def names(directory):

@@ -137,6 +137,7 @@ def draw_reliability(
     *,
     after: Calibration | None = None,
     temperature: float | Sequence[float] | None = None,
+    share: float = 0.0,
 ) -> str:
     """Accuracy against confidence, bin by bin: on the diagonal is right.
 
@@ -148,6 +149,7 @@ def draw_reliability(
             not drawn.
         temperature: What they were scaled by, for the caption; the mean of
             several. Defaults to None: not known.
+        share: The share that they got, too, see `calibration.scale`.
 
     Returns:
         The caption.
@@ -172,7 +174,8 @@ def draw_reliability(
         how = (
             ""
             if temperature is None
-            else f" (temperature {np.mean(temperature):.2f})"
+            else f" (temperature {np.mean(temperature):.2f}"
+            f"{f' and share {share:.3f}' if share else ''})"
         )
         text = f", and {100 * after.expected_error:.1f}% after scaling{how}"
     return (

@@ -8,6 +8,7 @@ from cbnn_keras.analysis.findings import Findings
 from cbnn_keras.analysis.performance import sign_test
 from cbnn_keras.analysis.report import page
 from cbnn_keras.analysis.report.page import Part, Section, Table, missing
+from cbnn_keras.calibration import Scaling
 
 _LEGEND_LETTERS = 24  # of the name of a run
 _FEW_SAMPLES = 1_000  # for a temperature
@@ -214,7 +215,7 @@ def calibration_verdicts(evaluation: Evaluation) -> list[str]:
         return []
     before = evaluation.models[-1].before
     texts = [
-        f"The ensemble is calibrated, with T = {record.temperature:.3f} from "
+        f"The ensemble is calibrated, with {record.scaling} from "
         f"{record.num_samples:,} samples: here the calibration error (ECE) "
         f"goes from {100 * before.expected_error:.2f}% to "
         f"{100 * after.expected_error:.2f}%, the NLL from "
@@ -246,12 +247,10 @@ def _calibration_part(found: Findings) -> Part:
             ("scaled", model.after, f"{model.temperature:.3f}"),
         )
     ]
-    after, temperature = ensemble.after, ensemble.temperature
+    after, scaling = ensemble.after, Scaling(ensemble.temperature)
     if record is not None and calibrated is not None:
-        after, temperature = calibrated, record.temperature
-        lines.append(
-            (ensemble.name, "calibrated", calibrated, f"{temperature:.3f}")
-        )
+        after, scaling = calibrated, record.scaling
+        lines.append((ensemble.name, "calibrated", calibrated, _shown(scaling)))
     rows = [
         [
             name,
@@ -265,7 +264,11 @@ def _calibration_part(found: Findings) -> Part:
     ]
     drawing = page.plot(
         lambda ax: plots.draw_reliability(
-            ensemble.before, ax, after=after, temperature=temperature
+            ensemble.before,
+            ax,
+            after=after,
+            temperature=scaling.temperature,
+            share=scaling.share,
         )
     )
     texts = [where(evaluation), *calibration_verdicts(evaluation)]
@@ -275,3 +278,9 @@ def _calibration_part(found: Findings) -> Part:
             "are rough, and scaling may do harm."
         )
     return Part(found.name, texts, [drawing], [Table(head, rows)])
+
+
+def _shown(scaling: Scaling) -> str:
+    """The temperature, and the share if there is one, in a table."""
+    share = f", share {scaling.share:.3f}" if scaling.share else ""
+    return f"{scaling.temperature:.3f}{share}"

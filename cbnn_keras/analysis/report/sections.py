@@ -75,7 +75,7 @@ def _settings_part(found: Findings) -> Part:
     calibrated = {}
     if calibration is not None:
         calibrated["calibrated"] = (
-            f"T = {calibration.temperature:.3f} from "
+            f"{calibration.scaling} from "
             f"{calibration.num_samples:,} samples, for "
             f"{len(calibration.members)} members"
         )
