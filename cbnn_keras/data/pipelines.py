@@ -16,7 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from cbnn_keras.data import sharding
-from cbnn_keras.data.indexed import Augment, DatasetSamples
+from cbnn_keras.data.dataset_samples import DatasetSamples
+from cbnn_keras.data.indexed import Augment
 from cbnn_keras.data.sample_weights import SampleWeights
 from cbnn_keras.data.sources import read_source
 from cbnn_keras.data.start import hold_out, start_weights

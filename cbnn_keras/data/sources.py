@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from cbnn_keras.data import order
 from cbnn_keras.data.conversion import as_labels, length
+from cbnn_keras.data.dataset_samples import DatasetSamples
 from cbnn_keras.data.indexed import (
     ArraySamples,
-    DatasetSamples,
     Samples,
     Track,
     untracked,
