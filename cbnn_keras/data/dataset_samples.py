@@ -1,5 +1,6 @@
 """Training samples that come from a `tf.data.Dataset`."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -33,6 +34,9 @@ class DatasetSamples(Samples):
     sample is kept from the first pass and compared in the later ones, so that
     a dataset that shuffles (or augments) inside is refused: at once if two
     looks at its head differ, or else in the first pass that does.
+
+    Attributes:
+        head: A hash of the first samples.
     """
 
     _HEAD = 256  # samples looked at twice before anything else happens
@@ -58,7 +62,7 @@ class DatasetSamples(Samples):
         self._hashes: np.ndarray | None = None
         if holds_cache(dataset):
             self._read(track)  # fills it
-        self._check_head()
+        self.head = self._checked_head()
         self.num_samples = len(self._read(track)) if known is None else known
 
     def training_batches(
@@ -70,25 +74,9 @@ class DatasetSamples(Samples):
         augment: Augment | None,
         finish: Finish = unfinished,
     ) -> tf.data.Dataset:
-        buffer = self.num_samples if shuffle is True else int(shuffle)
-
         def one_pass(_: tf.Tensor) -> tf.data.Dataset:
             key = next_key()
-            # Refuses a pass that is longer or shorter, as it happens.
-            samples = self._dataset.apply(
-                tf.data.experimental.assert_cardinality(self.num_samples)
-            ).enumerate()
-            if buffer:
-                # `shuffle` mixes in the seed of the graph, this function's.
-                # Unset, it is the global one: then the key does not decide
-                # alone, and a global seed of 0 is an error in TensorFlow.
-                tf.compat.v1.set_random_seed(1)
-                seed = tf.random.stateless_uniform(
-                    [], key, minval=None, maxval=None, dtype=tf.int64
-                )
-                samples = samples.shuffle(
-                    buffer, seed=seed, reshuffle_each_iteration=False
-                )
+            samples = self.one_pass(key, shuffle)
             return samples if augment is None else order.with_key(samples, key)
 
         passes = tf.data.Dataset.range(1).flat_map(one_pass)
@@ -109,6 +97,35 @@ class DatasetSamples(Samples):
             ),
             finish,
         )
+
+    def one_pass(self, key: tf.Tensor, shuffle: bool | int) -> tf.data.Dataset:
+        """Single samples `(index, (x, y))`, in the function of a dataset.
+
+        Args:
+            key: Of the pass.
+            shuffle: Whether to shuffle, or the size of the buffer to use.
+        """
+        # Refuses a pass that is longer or shorter, as it happens.
+        samples = self._dataset.apply(
+            tf.data.experimental.assert_cardinality(self.num_samples)
+        ).enumerate()
+        buffer = self.num_samples if shuffle is True else int(shuffle)
+        if not buffer:
+            return samples
+        # `shuffle` mixes in the seed of the graph, that function's. Unset, it
+        # is the global one: then the key does not decide alone, and a global
+        # seed of 0 is an error in TensorFlow.
+        tf.compat.v1.set_random_seed(1)
+        seed = tf.random.stateless_uniform(
+            [], key, minval=None, maxval=None, dtype=tf.int64
+        )
+        return samples.shuffle(
+            buffer, seed=seed, reshuffle_each_iteration=False
+        )
+
+    def first(self, num: int) -> tf.data.Dataset:
+        """The first so many of such samples."""
+        return self._dataset.take(num).enumerate()
 
     def inputs(self, batch_size: int) -> Iterator[Any]:
         hashed = self._dataset.map(
@@ -173,7 +190,7 @@ class DatasetSamples(Samples):
                     "`batch_size` is an argument of `weighted`."
                 )
 
-    def _check_head(self) -> None:
+    def _checked_head(self) -> bytes:
         head = self._dataset.take(self._HEAD).map(sample_hash)
         first, second = (
             np.array([code.numpy() for code in head]) for _ in range(2)
@@ -184,6 +201,7 @@ class DatasetSamples(Samples):
             raise ValueError(changed_length(len(first)))
         if not np.array_equal(first, second):
             raise UnsteadyError
+        return hashlib.sha256(first.tobytes()).digest()
 
     def _check_hashes(self, position: int, hashes: np.ndarray) -> None:
         if self._hashes is None:

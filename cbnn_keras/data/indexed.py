@@ -50,6 +50,11 @@ class Samples(abc.ABC):
     class_names: list[str] | None = None
     own: slice | None = None
 
+    @property
+    def num_given(self) -> int:
+        """How many were given in this process: all, or its own alone."""
+        return self.num_samples
+
     @abc.abstractmethod
     def training_batches(
         self,
