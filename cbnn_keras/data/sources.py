@@ -119,7 +119,15 @@ def read_source(
     samples: Samples
     by_default = part is not None and (length(y) or 0) > order.LARGE
     if part is not None and (by_default if sharded is None else sharded):
-        samples = ShardedArrays(x, y, part)
+        processes = engine.in_use().processes()
+        with processes.together():
+            samples = ShardedArrays(x, y, part)
+            processes.agree(
+                b"%d" % samples.num_samples,
+                "the number of samples. Arrays are given whole in each of "
+                "them; samples of its own are a dataset, `tf.data.Dataset."
+                "from_tensor_slices((x, y))`.",
+            )
     else:
         samples = ArraySamples(x, y)
     is_sharded = samples.own is not None

@@ -270,6 +270,20 @@ def test_all_have_to_say_the_same(in_processes):
         assert "differs from process 0 in weighted(sharded=...)" in str(found)
 
 
+def test_arrays_are_no_parts(in_processes):
+    """They are given whole, as far as their length tells."""
+
+    def work(number):
+        x = np.zeros((4 + number, 2), "f4")
+        pipelines.weighted_pipeline(
+            x, np.arange(len(x)), batch_size=2, sharded=True
+        )
+
+    for found in in_processes(2, work):
+        assert "differs from process 0 in the number of samples" in str(found)
+        assert "whole in each of them; samples of its own are" in str(found)
+
+
 def test_a_pydataset_is_a_part_too(in_processes):
     class Batches(keras.utils.PyDataset):
         def __init__(self, number):
