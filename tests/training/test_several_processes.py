@@ -9,6 +9,8 @@ import importlib.util
 import json
 import os
 import pathlib
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -300,6 +302,50 @@ def test_with_samples_of_their_own_killed_and_started_again(
     assert (killed[0] / "has_died").exists()
     result(killed)
     assert content(killed[0]) == content(whole[0])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_without_a_supervisor_the_other_ends_and_says_why(tmp_path, number):
+    """Within a minute, though nobody ends it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [sys.executable, str(HERE / "process_worker.py"), str(tmp_path)]
+    command.append(json.dumps({"dies": [number, 7]}))
+    outputs = [tmp_path / f"output_{i}" for i in range(2)]
+    started = []
+    for i, output in enumerate(outputs):
+        environment = {
+            **os.environ,
+            "KERAS_BACKEND": "jax",
+            "JAX_COORDINATOR_ADDRESS": address,
+            "JAX_COORDINATOR_BIND_ADDRESS": address,
+            "JAX_NUM_PROCESSES": "2",
+            "JAX_PROCESS_ID": str(i),
+        }
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                command, env=environment, stdout=file, stderr=file
+            )
+        started.append(process)
+    other = 1 - number
+    try:
+        assert started[number].wait(300) == -signal.SIGKILL
+        code = started[other].wait(60)
+    finally:
+        for process in started:
+            process.kill()
+    text = outputs[other].read_text()
+    if number == 0 and code == -signal.SIGABRT:  # JAX came before Python
+        assert "This most likely indicates that another task died" in text
+        return
+    assert code == 75, text[-3000:]
+    own = [line for line in text.splitlines() if "cbnn_keras.launch" in line]
+    assert len(own) == 1 and "Traceback" not in text
+    assert own[0].startswith(
+        f"cbnn_keras.launch: process {other} of 2 ends, because another one "
+        "has died or cannot be reached. Start all of them again"
+    )
 
 
 @needs_time
