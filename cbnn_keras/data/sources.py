@@ -154,21 +154,24 @@ def _read_dataset(
 ) -> Source:
     """Samples of a dataset: of all, or of this process where it has a part."""
     processes = Alone() if own_part is None else engine.in_use().processes()
-    buffer_size, batch_size = None, _batch_size(dataset)
 
-    def samples_of(dataset: tf.data.Dataset) -> DatasetSamples:
-        is_batched = batch_size is not None
+    def samples_of(
+        dataset: tf.data.Dataset, is_batched: bool
+    ) -> DatasetSamples:
         return _samples_of(dataset, is_batched, num_samples, track, processes)
 
     with processes.together():
+        buffer_size, batch_size = 0, _batch_size(dataset)
         try:
-            held = samples_of(dataset)
+            held = samples_of(dataset, batch_size is not None)
         except UnsteadyError:
             plain = unshuffled(dataset)
             if plain is None:
                 raise
-            held = samples_of(plain.dataset)
+            held = samples_of(plain.dataset, batch_size is not None)
             buffer_size = plain.buffer_size
+        # Often the length of a part, of which one may be longer by one.
+        buffer_size = int(processes.gather(np.array([buffer_size])).max())
         names = held.class_names or class_names
         names = None if names is None else [str(name) for name in names]
         processes.agree(
@@ -182,7 +185,7 @@ def _read_dataset(
     return Source(
         samples,
         batch_size,
-        buffer_size,
+        buffer_size or None,
         names,
         _file_seed(dataset),
         sharded=None if own_part is None else True,

@@ -235,6 +235,19 @@ def test_names_of_classes_are_those_of_all(in_processes):
     ]
 
 
+def test_what_shuffles_its_part_is_shuffled_by_the_longest(in_processes):
+    """The setting is one for all: `dataset.shuffle(its own length)`."""
+
+    def work(number):
+        dataset = parts(20, 19)[number].shuffle(20 - number)
+        _, weights = pipelines.weighted_pipeline(
+            dataset, batch_size=2, sharded=True
+        )
+        return weights.shuffle
+
+    assert in_processes(2, work) == [20, 20]
+
+
 def test_directories_have_to_have_the_same_classes(in_processes):
     def work(number):
         dataset = parts(4, 4)[number]
