@@ -13,7 +13,7 @@ from helpers import blobs, dense_model
 from test_callback import Stop, StopAfter
 from test_resume import contents
 
-from cbnn_keras import CBNNCallback
+from cbnn_keras import CBNNCallback, weighted
 from cbnn_keras.data import pipelines
 from cbnn_keras.data.sharding import Part
 from cbnn_keras.training import checkpointing
@@ -82,3 +82,22 @@ def test_a_run_is_resumed_as_it_was_begun(tmp_path, is_dataset):
     assert contents(tmp_path / "run") == contents(tmp_path / "whole")
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["settings"]["sharded"] is True
+
+
+@pytest.mark.parametrize("is_dataset", [False, True])
+def test_without_deviation_training_is_that_of_plain_keras(is_dataset):
+    """Bit for bit, though the last batch is short."""
+    source = (X[:-7], Y[:-7])
+    if is_dataset:
+        source = (tf.data.Dataset.from_tensor_slices(source),)
+    found = []
+    for callback in (CBNNCallback.paper(interval=4, deviation_rate=0), None):
+        keras.utils.set_random_seed(0)
+        train = weighted(*source, batch_size=20, seed=4, sharded=True)
+        data = train if callback else train.map(lambda x, y, weight: (x, y))
+        model = dense_model()
+        callbacks = [callback] if callback else []
+        model.fit(data, epochs=3, callbacks=callbacks, verbose=0)
+        found.append(model.get_weights())
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
