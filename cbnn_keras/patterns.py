@@ -304,8 +304,8 @@ def begin_boosting(
         exchange: See `PatternBooster`.
 
     Returns:
-        A `PatternBooster` for more than `LARGE` samples of few weights. The
-        other one is always of all samples.
+        A `PatternBooster` for samples of few weights, more than `LARGE` or
+        divided among hosts. The other one is always of all samples.
     """
     first = grouped(distribution, own)
     if first is None:
@@ -326,17 +326,18 @@ def uniform(num_samples: int) -> Floats:
 def grouped(
     distribution: Floats, own: slice | None = None
 ) -> GroupedWeights | None:
-    """omega as groups, where it is long enough to gain by it.
+    """omega as groups, where there is something to gain by it.
 
     Args:
         distribution: Shape `(num_samples,)`.
         own: The samples whose groups are to be had; all by default.
 
     Returns:
-        None for up to `LARGE` samples, or more than 256 different values.
+        None for up to `LARGE` samples, unless a host keeps its own alone, or
+        for more than 256 different values.
     """
     num_samples = len(distribution)
-    if num_samples <= LARGE:
+    if own is None and num_samples <= LARGE:
         return None
     own_part = distribution if own is None else distribution[own]
     groups = np.zeros(len(own_part), np.uint8)

@@ -91,9 +91,9 @@ class StochasticWeightAveraging(CheckpointCallback):
     def _check_task(self, task: Task) -> None:
         if task.samples.own is not None:
             raise ValueError(
-                "StochasticWeightAveraging: of very many samples each device "
-                "has its own, over which statistics of BatchNorm are not "
-                "collected here. Train without `keras.distribution`, or with "
+                "StochasticWeightAveraging: each device has samples of its "
+                "own, over which statistics of BatchNorm are not collected "
+                "here. Give `weighted(sharded=False)`, or train with "
                 "`CBNNCallback(average=True)`."
             )
 

@@ -7,7 +7,8 @@ import numpy as np
 import tensorflow as tf
 
 from cbnn_keras.data.conversion import numbered_as
-from cbnn_keras.data.indexed import ArraySamples, DatasetSamples, Samples
+from cbnn_keras.data.dataset_samples import DatasetSamples
+from cbnn_keras.data.indexed import ArraySamples, Samples
 from cbnn_keras.data.sources import read_source
 from cbnn_keras.labels import class_indices
 from cbnn_keras.models.classifier import Classifier

@@ -16,7 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from cbnn_keras.data import sharding
-from cbnn_keras.data.indexed import Augment, DatasetSamples
+from cbnn_keras.data.dataset_samples import DatasetSamples
+from cbnn_keras.data.indexed import Augment
 from cbnn_keras.data.sample_weights import SampleWeights
 from cbnn_keras.data.sources import read_source
 from cbnn_keras.data.start import hold_out, start_weights
@@ -98,6 +99,7 @@ def weighted(
     augment: Augment | None = None,
     seed: int | None = None,
     num_samples: int | None = None,
+    sharded: bool | None = None,
 ) -> WeightedDataset:
     """Training data whose sample weights a `CBNNCallback` can change.
 
@@ -137,6 +139,11 @@ def weighted(
             `keras.utils.set_random_seed` seeds.
         num_samples: The number of samples, for a dataset that does not know and
             is not to be counted.
+        sharded: For several processes (`cbnn_keras.launch`): whether each of
+            them reads, augments, weighs and scores samples of its own. Arrays
+            are given whole in each, and are read where they are its own; a
+            dataset is its own part, as is its `sample_weight`. Defaults to
+            None: of arrays of more than 2^24 samples.
 
     Returns:
         A `tf.data.Dataset` of batches `(x, y, weight)`, with the attribute
@@ -157,6 +164,7 @@ def weighted(
         "augment": augment,
         "seed": seed,
         "num_samples": num_samples,
+        "sharded": sharded,
     }
     return weighted_pipeline(x, y, **options)[0]
 
@@ -173,6 +181,7 @@ def weighted_pipeline(
     augment: Augment | None = None,
     seed: int | None = None,
     num_samples: int | None = None,
+    sharded: bool | None = None,
 ) -> tuple[WeightedDataset, SampleWeights]:
     """What `weighted` gives, together with the weights that it looks up."""
     if batch_size is not None:
@@ -194,7 +203,12 @@ def weighted_pipeline(
         "reading the samples"
     )
     part = own_part()
-    source = read_source(x, y, num_samples, track, part)
+    _check_sharded(sharded, part)
+    processes.agree(
+        repr(sharded).encode(),
+        "weighted(sharded=...). Give each of them the same script.",
+    )
+    source = read_source(x, y, num_samples, track, part, sharded)
     samples, size = source.samples, batch_size or source.batch_size or 32
     weight = start_weights(
         samples, sample_weight, class_weight, source.class_names, track
@@ -218,6 +232,7 @@ def weighted_pipeline(
         class_names=source.class_names,
         file_seed=source.file_seed,
         part=part,
+        sharded=source.sharded,
     )
     if seed is None and processes.count > 1:
         # The same for all, also where nobody has seeded their generators.
@@ -335,14 +350,28 @@ def _check_augment(augment: Augment | None) -> None:
         pass  # no signature to be had, as of some built-in callables
 
 
+def _check_sharded(sharded: bool | None, part: sharding.Part | None) -> None:
+    if sharded is not None and not isinstance(sharded, bool):
+        raise ValueError(
+            f"weighted(sharded={sharded!r:.80}): sharded must be True, False "
+            "or None."
+        )
+    if sharded and part is None:
+        raise ValueError(
+            "weighted(sharded=True): samples are divided among the devices of "
+            "`keras.distribution`, and none is set. Call `cbnn_keras.launch."
+            "join()` before, on Keras' JAX backend, or leave `sharded` out."
+        )
+
+
 def _check_shares(batch_size: int, part: sharding.Part | None) -> None:
-    """Of very many samples each device has as many in a batch as the others."""
+    """Where devices have their own samples, each has as many in a batch."""
     num = 1 if part is None else part.num_devices
     if batch_size % num:
         raise ValueError(
-            f"weighted(batch_size={batch_size}): of so many samples each of "
-            f"{num} devices has its own, as many in every batch. Choose a "
-            f"multiple of {num}."
+            f"weighted(batch_size={batch_size}): each of {num} devices has "
+            "samples of its own, as many in every batch. Choose a multiple of "
+            f"{num}."
         )
 
 

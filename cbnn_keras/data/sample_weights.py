@@ -63,6 +63,7 @@ class SampleWeights:
         class_names: The names of the classes, where they are known.
         file_seed: What files were shuffled by before: see `sources.Source`.
         part: Which part of a batch this process takes, or None for all.
+        sharded: See `sources.Source`.
 
     Attributes:
         first_distribution: The omega that training starts with.
@@ -85,9 +86,11 @@ class SampleWeights:
         class_names: list[str] | None = None,
         file_seed: int | None = None,
         part: sharding.Part | None = None,
+        sharded: bool | None = None,
     ) -> None:
         self.num_samples = num_samples
         self.part = part
+        self.sharded = sharded
         self.class_names = class_names
         self.file_seed = file_seed
         self.first_distribution = _distribution(sample_weight, num_samples)
@@ -121,8 +124,8 @@ class SampleWeights:
         """n * omega, float32, of all samples that this process has.
 
         Mean 1 over all, because Keras divides the loss of a batch by its size
-        and not by its weights. For very many samples it is a copy: see
-        `GroupedTable`.
+        and not by its weights. For very many samples, and for its own
+        alone, it is a copy: see `GroupedTable`.
         """
         return self._variables.table.variable
 
@@ -256,7 +259,7 @@ class SampleWeights:
         if self.part is None:
             return x, y, self.look_up(index)
         if self.own is not None:
-            index, share = index  # see `ShardedSamples`
+            index, share = index  # see `order.shard_batches`
             is_there = tf.cast(share > 0, tf.float32)
             share = tf.where(self._variables.is_averaged, share, is_there)
             return x, y, self.look_up(index) * share

@@ -1,8 +1,8 @@
 """How a batch is divided: what several replicas need to make of it the same.
 
 `spread` is for `tf.distribute`, whose replicas take a whole batch apart;
-`local_part` for processes that each get their own part of it. Of very many
-samples each device has a range of its own: see `sharded.py`.
+`local_part` for processes that each get their own part of it. Where each has
+samples of its own, see `sharded.py`.
 """
 
 import dataclasses

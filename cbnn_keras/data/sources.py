@@ -6,6 +6,7 @@ of `keras.utils.image_dataset_from_directory` and its kin among them; a
 """
 
 import dataclasses
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,17 +16,19 @@ import tensorflow as tf
 
 from cbnn_keras.data import order
 from cbnn_keras.data.conversion import as_labels, length
+from cbnn_keras.data.dataset_samples import DatasetSamples
 from cbnn_keras.data.indexed import (
     ArraySamples,
-    DatasetSamples,
     Samples,
     Track,
     untracked,
 )
-from cbnn_keras.data.sharded import ShardedSamples
+from cbnn_keras.data.sharded import ShardedArrays, ShardedDataset
 from cbnn_keras.data.sharding import Part
 from cbnn_keras.data.steadiness import UnsteadyError
 from cbnn_keras.data.unshuffled import unshuffled
+from cbnn_keras.models import engine
+from cbnn_keras.support.processes import Alone, Processes
 
 _NUM_LOOKED_AT = 16  # labels, where the first one can be read in two ways
 # What comes after `batch`, and leaves batches what they are.
@@ -46,6 +49,8 @@ class Source:
         class_names: The names of the classes, where they are known.
         file_seed: What Keras has shuffled the names of files by, given or
             drawn, or None if it did not.
+        sharded: Whether each process has samples of its own, where that is
+            not as it is by default.
     """
 
     samples: Samples
@@ -53,6 +58,7 @@ class Source:
     shuffle: int | None = None
     class_names: list[str] | None = None
     file_seed: int | None = None
+    sharded: bool | None = None
 
 
 def read_source(
@@ -61,6 +67,7 @@ def read_source(
     num_samples: int | None = None,
     track: Track = untracked,
     part: Part | None = None,
+    sharded: bool | None = None,
 ) -> Source:
     """Finds out what was given, and makes samples of it.
 
@@ -70,6 +77,8 @@ def read_source(
         num_samples: How many samples a dataset has, if the user says so.
         track: Shows the progress of counting.
         part: Which part of batches this process takes, or None for all.
+        sharded: Whether it is to have samples of its own; None by their
+            number.
 
     Raises:
         ValueError: If it is nothing that samples can be made of.
@@ -88,7 +97,8 @@ def read_source(
         )
         if num_samples is None and paths is not None:
             num_samples = len(paths)
-        return _read_dataset(batches, num_samples, track, names)
+        own_part = part if sharded else None
+        return _read_dataset(batches, num_samples, track, names, own_part)
     if isinstance(x, Iterator):
         raise ValueError(
             f"weighted({kind}): a {kind} can be read once only, but samples "
@@ -107,11 +117,25 @@ def read_source(
             "length."
         )
     samples: Samples
-    if part is not None and (length(y) or 0) > order.LARGE:
-        samples = ShardedSamples(x, y, part)
+    by_default = part is not None and (length(y) or 0) > order.LARGE
+    if part is not None and (by_default if sharded is None else sharded):
+        processes = engine.in_use().processes()
+        with processes.together():
+            samples = ShardedArrays(x, y, part)
+            processes.agree(
+                b"%d" % samples.num_samples,
+                "the number of samples. Arrays are given whole in each of "
+                "them; samples of its own are a dataset, `tf.data.Dataset."
+                "from_tensor_slices((x, y))`.",
+            )
     else:
         samples = ArraySamples(x, y)
-    return Source(samples, class_names=samples.class_names)
+    is_sharded = samples.own is not None
+    return Source(
+        samples,
+        class_names=samples.class_names,
+        sharded=None if is_sharded == by_default else is_sharded,
+    )
 
 
 def as_samples(
@@ -126,24 +150,45 @@ def _read_dataset(
     num_samples: int | None,
     track: Track,
     class_names: Any,
+    own_part: Part | None,
 ) -> Source:
-    buffer_size, batch_size = None, _batch_size(dataset)
-    is_batched = batch_size is not None
-    try:
-        samples = _samples_of(dataset, is_batched, num_samples, track)
-    except UnsteadyError:
-        plain = unshuffled(dataset)
-        if plain is None:
-            raise
-        samples = _samples_of(plain.dataset, is_batched, num_samples, track)
-        buffer_size = plain.buffer_size
-    names = samples.class_names or class_names
+    """Samples of a dataset: of all, or of this process where it has a part."""
+    processes = Alone() if own_part is None else engine.in_use().processes()
+
+    def samples_of(
+        dataset: tf.data.Dataset, is_batched: bool
+    ) -> DatasetSamples:
+        return _samples_of(dataset, is_batched, num_samples, track, processes)
+
+    with processes.together():
+        buffer_size, batch_size = 0, _batch_size(dataset)
+        try:
+            held = samples_of(dataset, batch_size is not None)
+        except UnsteadyError:
+            plain = unshuffled(dataset)
+            if plain is None:
+                raise
+            held = samples_of(plain.dataset, batch_size is not None)
+            buffer_size = plain.buffer_size
+        # Often the length of a part, of which one may be longer by one.
+        buffer_size = int(processes.gather(np.array([buffer_size])).max())
+        names = held.class_names or class_names
+        names = None if names is None else [str(name) for name in names]
+        processes.agree(
+            repr(names).encode(),
+            "the names of the classes. Give `class_names=` to the function of "
+            "Keras that reads the directory.",
+        )
+        samples: Samples = held
+        if own_part is not None:
+            samples = ShardedDataset(held, own_part, processes)
     return Source(
         samples,
         batch_size,
-        buffer_size,
-        None if names is None else [str(name) for name in names],
+        buffer_size or None,
+        names,
         _file_seed(dataset),
+        sharded=None if own_part is None else True,
     )
 
 
@@ -152,6 +197,7 @@ def _samples_of(
     is_batched: bool,
     num_samples: int | None,
     track: Track,
+    processes: Processes,
 ) -> DatasetSamples:
     if is_batched:
         dataset = dataset.unbatch()
@@ -161,15 +207,20 @@ def _samples_of(
         dataset = dataset.map(lambda x, y: (x, tf.cast(y, tf.int32)))
     samples = DatasetSamples(dataset, num_samples, track)
     if kind == tf.string:
-        samples = _with_numbers(dataset, samples, track)
+        samples = _with_numbers(dataset, samples, track, processes)
     return samples
 
 
 def _with_numbers(
-    dataset: tf.data.Dataset, named: DatasetSamples, track: Track
+    dataset: tf.data.Dataset,
+    named: DatasetSamples,
+    track: Track,
+    processes: Processes,
 ) -> DatasetSamples:
     """The same samples with numbers for names of classes."""
-    _, names = as_labels(named.labels(track))
+    _, own_names = as_labels(named.labels(track))
+    found = processes.exchange(json.dumps(own_names).encode())
+    names = sorted({name for part in found for name in json.loads(part)})
     table = tf.constant(names)
 
     def numbered(x: Any, y: tf.Tensor) -> tuple[Any, tf.Tensor]:

@@ -22,7 +22,7 @@ def start_weights(
 
     Args:
         samples: The training samples.
-        sample_weight: Shape `(num_samples,)`, or None.
+        sample_weight: Of the samples that were given here, or None.
         class_weight: A factor by class, or None.
         class_names: With which classes can be called by name, or None.
         track: Shows the progress of reading labels.
@@ -31,13 +31,16 @@ def start_weights(
         ValueError: For a class that there is not, or a `sample_weight` that
             does not have one number for each sample.
     """
+    gather = engine.in_use().processes().gather
     if sample_weight is not None:
-        sample_weight = one_per_sample(sample_weight, samples.num_samples)
+        sample_weight = one_per_sample(sample_weight, samples.num_given)
+        if samples.num_given < samples.num_samples:
+            sample_weight = gather(sample_weight)
     if class_weight is None:
         return sample_weight
     labels = class_numbers(samples.labels(track))
     if samples.own is not None:
-        labels = engine.in_use().processes().gather(labels)
+        labels = gather(labels)
     factors = np.ones(len(labels))
     for name, factor in _by_number(class_weight, class_names).items():
         chosen = labels == name

@@ -52,6 +52,8 @@ class Settings:
         batch_size: None, as the next one, for a pipeline of the user's own.
         shuffle: Whether samples are shuffled, or the size of the buffer.
         backend: The backend of Keras that trains, if it is not TensorFlow.
+        sharded: Whether each process has samples of its own, where that is
+            not as it is by default for so many.
     """
 
     policy: Policy
@@ -63,6 +65,7 @@ class Settings:
     batch_size: int | None = None
     shuffle: bool | int | None = None
     backend: str | None = None
+    sharded: bool | None = None
 
     def to_json(self) -> Json:
         """All settings side by side; what is None is left out."""

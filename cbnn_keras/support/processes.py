@@ -122,16 +122,22 @@ class Processes(abc.ABC):
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
-        """What all processes do; an error of one is raised by all."""
+        """What all processes do; an error of one is raised by all.
+
+        `sys.exit` in one is an error to the others.
+        """
         try:
             yield
         except OtherProcessError:
             raise  # they know
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not getattr(error, "_is_told", False):
                 _mark_as_told(error)
+                text = str(error)
+                if isinstance(error, SystemExit):
+                    text = f"it was ended by sys.exit({error.code!r})"
                 # In the exchange that the others are in or come to next.
-                self._exchange(str(error).encode(), has_failed=True)
+                self._exchange(text.encode(), has_failed=True)
             raise
         else:
             self.exchange(b"")
@@ -153,7 +159,7 @@ def end_at_once(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _mark_as_told(error: Exception) -> None:
+def _mark_as_told(error: BaseException) -> None:
     error._is_told = True  # type: ignore[attr-defined]
 
 
@@ -171,3 +177,7 @@ class Alone(Processes):
 
     def agree(self, content: bytes, what: str) -> None:
         pass
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        yield

@@ -9,7 +9,7 @@ from cbnn_keras.support.aliases import Keywords
 # What `weighted` takes of them, and what it takes beside them.
 _OF_PIPELINE = (
     *("batch_size", "sample_weight", "class_weight", "validation_split"),
-    *("shuffle", "augment", "seed", "num_samples"),
+    *("shuffle", "augment", "seed", "num_samples", "sharded"),
 )
 
 

@@ -288,6 +288,7 @@ class Beginning:
                 batch_size=task.weights.batch_size,
                 shuffle=task.weights.shuffle,
                 backend=None if name == "tensorflow" else name,
+                sharded=task.weights.sharded,
             ),
             class_names=names if are_class_names(names, num_classes) else None,
         )

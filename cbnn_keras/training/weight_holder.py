@@ -73,9 +73,10 @@ class WeightHolder:
     def sample_weights(self) -> tf.Variable:
         """n * omega of the pipeline in use, mean 1, shape `(num_samples,)`.
 
-        Above 2^24 samples a copy, made when it is first read, which takes 4
-        bytes a sample: what is written to it changes no batch. Where each of
-        several processes has samples of its own, it is of those.
+        Where each of several processes has samples of its own, it is of
+        those. Then, and above 2^24 samples, it is a copy, made when it is first
+        read, which takes 4 bytes a sample: what is written to it changes no
+        batch.
         """
         return self._held_weights().variable
 

@@ -354,7 +354,7 @@ def test_swa_refuses_samples_that_devices_share_out(monkeypatch):
     monkeypatch.setattr(ArraySamples, "own", slice(0, 120))
     callback = StochasticWeightAveraging()
     train = callback.weighted(*blobs(), batch_size=20)
-    with pytest.raises(ValueError, match="each device has its own, over which"):
+    with pytest.raises(ValueError, match="samples of its own, over which"):
         dense_model().fit(train, epochs=1, callbacks=[callback], verbose=0)
 
 

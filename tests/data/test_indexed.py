@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from cbnn_keras.data.indexed import (
-    ArraySamples,
-    DatasetSamples,
-)
+from cbnn_keras.data.dataset_samples import DatasetSamples
+from cbnn_keras.data.indexed import ArraySamples
 
 SOURCES = ("arrays", "dataset")
 MOVES = "same position gave another sample in a second pass.*Remove `.shuffle"

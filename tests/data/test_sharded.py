@@ -1,4 +1,4 @@
-"""Very many samples, of which each device has a range of its own."""
+"""Arrays of which each device has a range of its own."""
 
 import h5py
 import numpy as np
@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from cbnn_keras import weighted
 from cbnn_keras.data import order, pipelines
-from cbnn_keras.data.sharded import ShardedSamples
+from cbnn_keras.data.sharded import ShardedArrays
 from cbnn_keras.data.sharding import Part
 
 X = np.arange(38, dtype="f4").reshape(19, 2)
@@ -15,8 +15,7 @@ Y = np.arange(19) % 3
 
 
 @pytest.fixture(autouse=True)
-def few_are_large(monkeypatch):
-    monkeypatch.setattr(order, "LARGE", 4)
+def small_blocks(monkeypatch):
     monkeypatch.setattr(order, "_BLOCK", 12)  # two batches at once
 
 
@@ -75,7 +74,8 @@ def test_every_device_and_pass_has_an_order_of_its_own():
         assert first != sorted(first)
 
 
-def test_one_device_has_the_order_of_one_that_is_not_divided():
+def test_one_device_has_the_order_of_very_many_undivided(monkeypatch):
+    monkeypatch.setattr(order, "LARGE", 4)
     index = sum((batch[0] for batch in batches_of(Part(0, 1, 1))), [])
     blocks = order.blocks_of_pass(19, True, tf.constant([3, 1], tf.int64))
     assert index == np.concatenate(list(blocks.as_numpy_iterator())).tolist()
@@ -89,7 +89,9 @@ def second_of_two(monkeypatch):
 
 def test_batches_have_the_weights_of_their_samples(second_of_two):
     weight = np.arange(1.0, 20)
-    data = weighted(X, Y, batch_size=8, seed=0, sample_weight=weight)
+    data = weighted(
+        X, Y, batch_size=8, seed=0, sample_weight=weight, sharded=True
+    )
     assert len(data) == 3
     *full, last = data.as_numpy_iterator()
     seen = []
@@ -114,8 +116,9 @@ def test_augmentation_has_seeds_of_the_index(second_of_two):
     def augment(x, seed):
         return x + tf.cast(tf.random.stateless_uniform([2], seed), tf.float32)
 
-    plain = weighted(X, Y, batch_size=8, seed=0)
-    data = weighted(X, Y, batch_size=8, seed=0, augment=augment)
+    options = {"batch_size": 8, "seed": 0, "sharded": True}
+    plain = weighted(X, Y, **options)
+    data = weighted(X, Y, augment=augment, **options)
     for (x, y, w), (moved, same_y, same_w) in zip(
         plain.as_numpy_iterator(), data.as_numpy_iterator(), strict=True
     ):
@@ -129,7 +132,7 @@ def test_augmentation_has_seeds_of_the_index(second_of_two):
 
 
 def test_what_is_scored_is_its_own_device_by_device():
-    samples = ShardedSamples(X, Y, Part(1, 2, 4))
+    samples = ShardedArrays(X, Y, Part(1, 2, 4))
     assert (samples.own.start, samples.own.stop) == (9, 19)
     assert samples.labels().tolist() == Y[9:].tolist()
     found = [x[:, 0].numpy() / 2 for x in samples.inputs(3)]
@@ -165,7 +168,7 @@ def test_arrays_in_files_are_read_where_they_are_its_own(tmp_path):
     with h5py.File(tmp_path / "data.h5", "w") as file:
         file["x"], file["y"] = X, Y
         x, y = Noting(file["x"].id), Noting(file["y"].id)
-        samples = ShardedSamples({"a": x}, y, Part(0, 3, 3))
+        samples = ShardedArrays({"a": x}, y, Part(0, 3, 3))
         assert read == [slice(0, 6), slice(0, 6)]
         (batch,) = samples.inputs(6)
         np.testing.assert_array_equal(batch["a"], X[:6])
@@ -173,15 +176,52 @@ def test_arrays_in_files_are_read_where_they_are_its_own(tmp_path):
 
 def test_names_of_classes_have_the_numbers_of_all():
     names = np.array(["c", "a", "b"])[Y]
-    samples = ShardedSamples(X, names, Part(0, 9, 9))
+    samples = ShardedArrays(X, names, Part(0, 9, 9))
     assert samples.class_names == ["a", "b", "c"]
     assert samples.labels().tolist() == [2, 0]
 
 
 def test_what_does_not_go_is_said(second_of_two):
-    with pytest.raises(ValueError, match="Choose a multiple of 4"):
-        weighted(X, Y, batch_size=6)
-    with pytest.raises(ValueError, match="Split them yourself"):
-        weighted(X, Y, batch_size=8, validation_split=0.2)
+    with pytest.raises(ValueError, match="batch_size=6.*a multiple of 4"):
+        weighted(X, Y, batch_size=6, sharded=True)
+    with pytest.raises(ValueError, match="samples of its own. Split them your"):
+        weighted(X, Y, batch_size=8, validation_split=0.2, sharded=True)
     with pytest.raises(ValueError, match=r"first axes of \[18\] for x and 19"):
-        weighted(X[:18], Y, batch_size=8)
+        weighted(X[:18], Y, batch_size=8, sharded=True)
+    with pytest.raises(ValueError, match="each of 4 devices.*are 3 in all"):
+        weighted(X[:3], Y[:3], batch_size=8, sharded=True)
+    with pytest.raises(ValueError, match="x and y are empty"):
+        weighted(X[:0], Y[:0], batch_size=8, sharded=True)
+
+
+def test_there_has_to_be_something_to_divide_among():
+    with pytest.raises(ValueError, match=r"none is set. Call.*launch\.join"):
+        weighted(X, Y, batch_size=8, sharded=True)
+    with pytest.raises(ValueError, match="'yes'.*True, False or None"):
+        weighted(X, Y, batch_size=8, sharded="yes")
+    weighted(X, Y, batch_size=8, sharded=False)
+
+
+@pytest.mark.parametrize(
+    ("sharded", "is_large", "has_own", "noted"),
+    [
+        (None, False, False, None),
+        (True, False, True, True),
+        (False, False, False, None),
+        (None, True, True, None),
+        (True, True, True, None),
+        (False, True, False, False),
+    ],
+)
+def test_a_run_notes_what_is_not_by_default(
+    sharded, is_large, has_own, noted, second_of_two, monkeypatch
+):
+    """So that one of an earlier version is resumed as it was begun."""
+    monkeypatch.setattr(order, "LARGE", 4 if is_large else 100)
+    _, weights = pipelines.weighted_pipeline(
+        X, Y, batch_size=8, sharded=sharded
+    )
+    assert (weights.own is not None) == has_own
+    assert weights.sharded is noted
+    # Of its own, a number for each pattern; or of all samples.
+    assert weights.variable.shape == (10 if has_own else 19,)

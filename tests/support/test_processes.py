@@ -1,5 +1,7 @@
 """What processes tell each other, with threads in their place."""
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -57,6 +59,25 @@ def test_an_error_of_one_reaches_all_wherever_they_are():
     for found in (first, third):
         assert isinstance(found, OtherProcessError)
         assert "Process 1 has failed: no such data" in str(found)
+
+
+def test_one_that_exits_does_not_leave_the_others_waiting():
+    def work(processes):
+        with processes.together():
+            if processes.index == 0:
+                sys.exit(3)
+            processes.gather(np.ones(3))
+
+    def caught(processes):
+        try:
+            work(processes)
+        except SystemExit as error:
+            return error.code
+
+    first, second = in_threads(2, caught)
+    assert first == 3
+    assert isinstance(second, OtherProcessError)
+    assert str(second).endswith("failed: it was ended by sys.exit(3)")
 
 
 def test_an_error_is_told_once():

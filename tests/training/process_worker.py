@@ -16,7 +16,6 @@ import numpy as np
 
 from cbnn_keras import CBNNCallback, patterns
 from cbnn_keras.baselines import SnapshotEnsemble
-from cbnn_keras.data import order
 from cbnn_keras.launch import join
 from cbnn_keras.support import files
 
@@ -30,7 +29,7 @@ OPTIONS = {
     "resumes": False,
     "wrong_labels": None,  # the number of a process that has others
     "batch_size": 20,
-    "large": False,  # as if there were very many samples
+    "sharded": None,  # each process has samples of its own
     "dies": None,  # (number of the process, step) or (number, "save")
     "signal": "SIGKILL",  # by which it does
     "phases": 1,
@@ -47,22 +46,39 @@ def data(num=None):
     return x[:num], y[:num]
 
 
-class Counted:
+class Noting:
     """An array that is read when it is sliced, as one in a file is."""
 
-    def __init__(self, array):
+    def __init__(self, array, read):
         self.shape = array.shape
         self.dtype = array.dtype
         self._array = array
-        self.num_read = 0
+        self._read = read  # gets the numbers of the samples
 
     def __getitem__(self, part):
-        found = self._array[part]
-        self.num_read += len(found)
-        return found
+        self._read += range(len(self._array))[part]
+        return self._array[part]
 
     def __array__(self, *_, **__):
         return self[:]
+
+
+def own_part(x, y, read):
+    """A dataset of every so-many-th sample, which notes those it reads."""
+    import tensorflow as tf
+
+    def take(number):
+        read.append(int(number))
+        return x[number], y[number]
+
+    def sample(number):
+        found = tf.numpy_function(take, [number], [x.dtype, y.dtype])
+        found[0].set_shape([4])
+        found[1].set_shape([])
+        return tuple(found)
+
+    count = int(os.environ.get("JAX_NUM_PROCESSES", "1"))
+    return tf.data.Dataset.range(len(y)).shard(count, NUMBER).map(sample)
 
 
 def network(*, is_plain):
@@ -140,11 +156,8 @@ def main(directory, options):
         keras.config.set_floatx("float64")
     if options["joins"]:
         join(heartbeat_seconds=10)
-    if options["large"]:
-        patterns.LARGE = order.LARGE = 50
     x, y = data()
-    if options["large"]:
-        x, y = Counted(x), Counted(y)
+    read = {"x": [], "y": []}
     if options["is_dataset"]:
         patterns.LARGE = 50
     if options["float64"]:
@@ -167,15 +180,20 @@ def main(directory, options):
         **({} if options["is_snapshot"] else own),
     )
     source = (x, y)
-    if options["is_dataset"]:
+    if options["is_dataset"] and options["sharded"]:
+        source = (own_part(x, y, read["x"]),)
+    elif options["is_dataset"]:
         import tensorflow as tf
 
         source = (tf.data.Dataset.from_tensor_slices((x, y)),)
+    elif options["sharded"]:
+        source = (Noting(x, read["x"]), Noting(y, read["y"]))
     train = cbnn.weighted(
         *source,
         batch_size=options["batch_size"],
-        class_weight={0: 2.0, 1: 1.0} if options["large"] else None,
+        class_weight={0: 2.0, 1: 1.0} if options["sharded"] else None,
         seed=1,
+        sharded=options["sharded"],
         augment=shifted if options["augments"] else None,
     )
     model = network(is_plain=options["float64"])
@@ -200,11 +218,12 @@ def main(directory, options):
             accuracy=history.history.get("val_ensemble_accuracy", []),
             all_steps=[record["step"] for record in cbnn.history],
         )
-    if options["large"]:
+    if options["sharded"]:
         np.savez(
             directory / f"process_{NUMBER}.npz",
             weights=cbnn.sample_weights.numpy(),
-            num_read=[x.num_read, y.num_read],
+            votes=[record["vote"] for record in cbnn.history],
+            **read,
         )
     print(NUMBER, [record["error"] for record in cbnn.history])
 

@@ -9,11 +9,14 @@ import importlib.util
 import json
 import os
 import pathlib
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
 
 import numpy as np
+import process_worker
 import pytest
 
 from cbnn_keras import CheckpointEnsemble
@@ -143,15 +146,18 @@ def own_of_each(directory, name, num):
     return [file[name] for file in files]
 
 
-@pytest.mark.parametrize(
+two_or_three = pytest.mark.parametrize(
     "num", [2, pytest.param(3, marks=needs_time)], ids=lambda num: f"{num}"
 )
+
+
+@two_or_three
 @pytest.mark.parametrize(
     "augments", [False, pytest.param(True, marks=needs_time)]
 )
-def test_of_very_many_samples_each_process_has_its_own(train, num, augments):
+def test_of_arrays_each_process_has_its_own(train, num, augments):
     """Reads, weighs and scores them, and the run is that of one process."""
-    options = {"large": True, "augments": augments, "batch_size": 6 * num}
+    options = {"sharded": True, "augments": augments, "batch_size": 6 * num}
     options = json.dumps(options)
     several = train(processes=num, options=options)
     one = train(devices=num, options=options)
@@ -159,30 +165,76 @@ def test_of_very_many_samples_each_process_has_its_own(train, num, augments):
     for name in ("votes", "accuracy", "all_steps"):
         assert np.array_equal(found[name], expected[name]), name
     assert len(found["votes"]) == 3
+    ends = [93 * i // num for i in range(num + 1)]
     weights = own_of_each(several[0], "weights", num)
-    sizes = [93 * (i + 1) // num - 93 * i // num for i in range(num)]
-    assert [len(own) for own in weights] == sizes
+    assert [len(own) for own in weights] == np.diff(ends).tolist()
     assert np.array_equal(np.concatenate(weights), expected["weights"])
     assert len(np.unique(expected["weights"])) > 3
-    # Its own samples, and of each input once.
-    read = own_of_each(several[0], "num_read", num)
-    assert [own.tolist() for own in read] == [[size] * 2 for size in sizes]
-    assert own_of_each(one[0], "num_read", 1)[0].tolist() == [93, 93]
-    records = [
-        json.loads((directory / "run" / "manifest.json").read_text())["rounds"]
-        for directory, _ in (several, one)
-    ]
+    # Its own samples, each once.
+    for name in "xy":
+        read = own_of_each(several[0], name, num)
+        for own, start, stop in zip(read, ends, ends[1:], strict=False):
+            assert own.tolist() == list(range(start, stop))
+        assert own_of_each(one[0], name, 1)[0].tolist() == list(range(93))
+    if num == 2:
+        assert content(several[0]) == content(one[0])
+        return
     # Sums over three devices are rounded in another order: the model differs
     # in its last bits, and a loss with it.
-    tolerance = 0 if num == 2 else 1e-6
-    for own, others in zip(*records, strict=True):
-        assert own == pytest.approx(others, rel=tolerance, abs=0)
+    for own, others in zip(records(several), records(one), strict=True):
+        assert own == pytest.approx(others, rel=1e-6, abs=0)
         assert own["vote"] == others["vote"]
     bits = [
         {k: v for k, v in content(d).items() if k.startswith("rounds")}
         for d, _ in (several, one)
     ]
     assert bits[0] == bits[1] and len(bits[0]) == 3
+
+
+def manifest(trained):
+    return json.loads((trained[0] / "run" / "manifest.json").read_text())
+
+
+def records(trained):
+    return manifest(trained)["rounds"]
+
+
+@two_or_three
+def test_of_datasets_each_process_has_the_part_that_it_gives(train, num):
+    """Every second sample, so that one has one more than the other."""
+    several = train(processes=num, options=dataset_options(num))
+    votes = result(several)["votes"]
+    own = [np.arange(93)[i::num] for i in range(num)]
+    read = own_of_each(several[0], "x", num)
+    for found, expected in zip(read, own, strict=True):
+        # In every pass, and nothing else.
+        assert np.unique(found).tolist() == expected.tolist()
+    # omega from the bits of the rounds, by the formulas of the paper.
+    _, labels = process_worker.data()
+    omega = np.where(labels[np.concatenate(own)] == 0, 2.0, 1.0)
+    omega /= omega.sum()
+    rate = manifest(several)["settings"]["deviation_rate"]
+    assert len(records(several)) == 3
+    for record, vote in zip(records(several), votes, strict=True):
+        path = several[0] / "run" / "rounds" / f"{record['step']}.npy"
+        correct = np.unpackbits(np.load(path), count=93).astype(bool)
+        error = omega[~correct].sum()
+        assert record["error"] == pytest.approx(error, rel=1e-9)
+        expected = np.log((1 - error) / error) + np.log(2)
+        assert vote == pytest.approx(expected, rel=1e-9)
+        if not record["is_final"]:
+            omega *= np.exp(-rate * vote * correct)
+            omega /= omega.sum()
+    weights = own_of_each(several[0], "weights", num)
+    assert [len(w) for w in weights] == [len(index) for index in own]
+    np.testing.assert_allclose(np.concatenate(weights), 93 * omega, rtol=1e-6)
+    for found in own_of_each(several[0], "votes", num):
+        assert np.array_equal(found, votes)
+
+
+def dataset_options(num, **others):
+    options = {"sharded": True, "is_dataset": True, "augments": True}
+    return json.dumps({**options, "batch_size": 6 * num, **others})
 
 
 @needs_time
@@ -230,16 +282,70 @@ def test_killed_and_started_again_by_the_supervisor(train, dies):
     assert content(killed[0]) == content(whole[0])
 
 
-@needs_time
-@pytest.mark.parametrize("dies", [[1, 7], [0, "save"]], ids=str)
-def test_very_many_samples_killed_and_started_again(train, dies):
-    options = {"large": True, "batch_size": 12, "augments": False}
-    whole = train(processes=2, options=json.dumps(options))
-    again = json.dumps({**options, "resumes": True, "dies": dies})
-    killed = train(processes=2, restarts=2, options=again)
+@pytest.mark.parametrize(
+    ("is_dataset", "dies"),
+    [
+        pytest.param(True, [1, 10], id="dataset"),
+        pytest.param(True, [0, "save"], id="save, dataset", marks=needs_time),
+        pytest.param(False, [1, 7], id="arrays", marks=needs_time),
+        pytest.param(False, [0, "save"], id="save, arrays", marks=needs_time),
+    ],
+)
+def test_with_samples_of_their_own_killed_and_started_again(
+    train, is_dataset, dies
+):
+    plain = {"sharded": True, "augments": False, "batch_size": 12}
+    options = dataset_options(2) if is_dataset else json.dumps(plain)
+    whole = train(processes=2, options=options)
+    again = {**json.loads(options), "resumes": True, "dies": dies}
+    killed = train(processes=2, restarts=2, options=json.dumps(again))
     assert (killed[0] / "has_died").exists()
     result(killed)
     assert content(killed[0]) == content(whole[0])
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_without_a_supervisor_the_other_ends_and_says_why(tmp_path, number):
+    """Within a minute, though nobody ends it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [sys.executable, str(HERE / "process_worker.py"), str(tmp_path)]
+    command.append(json.dumps({"dies": [number, 7]}))
+    outputs = [tmp_path / f"output_{i}" for i in range(2)]
+    started = []
+    for i, output in enumerate(outputs):
+        environment = {
+            **os.environ,
+            "KERAS_BACKEND": "jax",
+            "JAX_COORDINATOR_ADDRESS": address,
+            "JAX_COORDINATOR_BIND_ADDRESS": address,
+            "JAX_NUM_PROCESSES": "2",
+            "JAX_PROCESS_ID": str(i),
+        }
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                command, env=environment, stdout=file, stderr=file
+            )
+        started.append(process)
+    other = 1 - number
+    try:
+        assert started[number].wait(300) == -signal.SIGKILL
+        code = started[other].wait(60)
+    finally:
+        for process in started:
+            process.kill()
+    text = outputs[other].read_text()
+    if number == 0 and code == -signal.SIGABRT:  # JAX came before Python
+        assert "This most likely indicates that another task died" in text
+        return
+    assert code == 75, text[-3000:]
+    own = [line for line in text.splitlines() if "cbnn_keras.launch" in line]
+    assert len(own) == 1 and "Traceback" not in text
+    assert own[0].startswith(
+        f"cbnn_keras.launch: process {other} of 2 ends, because another one "
+        "has died or cannot be reached. Start all of them again"
+    )
 
 
 @needs_time
