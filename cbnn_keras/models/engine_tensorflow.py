@@ -32,6 +32,9 @@ class TensorFlowEngine(Engine):
         if replicas.is_distributed(model):
             _check_strategy(model)
 
+    def repeatable(self, x: Any, batch_size: int | None) -> Any:
+        return keras_internals.batches_of_arrays(x, batch_size)
+
     def tensors(self, batch: T) -> T:
         return tf.nest.map_structure(
             lambda part: part if tf.is_tensor(part) else tf.constant(part),

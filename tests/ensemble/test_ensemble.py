@@ -25,6 +25,7 @@ from sklearn.metrics import accuracy_score, log_loss
 from cbnn_keras import CheckpointEnsemble
 from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.ensemble.voting import checked_priors
+from cbnn_keras.models import keras_internals
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Settings
@@ -287,6 +288,29 @@ def test_batches_and_datasets_change_nothing(ensemble):
     ):
         found = ensemble.predict(inputs, batch_size=batch_size, verbose=0)
         np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_arrays_are_made_into_batches_once_for_all_members(
+    ensemble, monkeypatch
+):
+    made = []
+    make = keras_internals.batches_of_arrays
+    monkeypatch.setattr(
+        keras_internals,
+        "batches_of_arrays",
+        lambda *given: made.append(given) or make(*given),
+    )
+    read = []
+    monkeypatch.setattr(
+        Classifier,
+        "predict",
+        lambda self, model, x, size: read.append(x) or np.ones((len(X), 3)),
+    )
+    ensemble.predict(X, batch_size=7, verbose=0)
+    list(ensemble.member_probabilities(X, verbose=0))
+    assert [size for _, size in made] == [7, None]
+    assert len(read) == 12 and len(set(map(id, read))) == 2
+    assert all(isinstance(inputs, tf.data.Dataset) for inputs in read)
 
 
 def test_progress_bar_is_not_left_on_the_screen(ensemble, capsys):
