@@ -396,7 +396,8 @@ def abandon(ensemble):
 )
 def test_weights_of_the_model_are_put_back(use):
     model = dense_model()
-    model.fit(X, Y, verbose=0)
+    for variable in model.optimizer.variables:  # as if it had been trained
+        variable.assign(np.full(variable.shape, 7))
     ensemble = ensemble_of(model, [1.0, 2.0, 3.0])
     before = bits(model)
     optimizer = [v.numpy().tobytes() for v in model.optimizer.variables]
@@ -846,8 +847,11 @@ def positive_ensemble(model, votes):
     return ensemble
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "bfloat16"])
-@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize(
+    ("policy", "where"),
+    # On disk weights of mixed_float16 are those of any other run.
+    [("mixed_float16", "memory"), ("bfloat16", "memory"), ("bfloat16", "disk")],
+)
 def test_members_in_float32(policy, where, tmp_path):
     model = half_model(policy)
     ensemble = positive_ensemble(model, [1.0, 3.0])
@@ -1167,13 +1171,13 @@ def test_small_repeated_calls_do_not_read_the_disk_each_time(directory, reads):
     [(0, 0), (267, 0), (268, 1), (3 * 268 + 100, 3)],
 )
 def test_the_cache_has_the_size_that_was_asked_for(
-    directory, reads, cache_bytes, num_kept
+    directory, ensemble, reads, cache_bytes, num_kept
 ):
-    ensemble = CheckpointEnsemble.load(directory, cache_bytes=cache_bytes)
-    expected = CheckpointEnsemble.load(directory).predict(X, verbose=0)
+    expected = ensemble.predict(X, verbose=0)
+    other = CheckpointEnsemble.load(directory, cache_bytes=cache_bytes)
     reads.clear()
     for _ in range(2):
-        found = ensemble.predict(X, verbose=0)
+        found = other.predict(X, verbose=0)
         np.testing.assert_array_equal(found, expected)
     assert reads == [4, 8, 12, 16, 20, 24] + [4, 8, 12, 16, 20, 24][num_kept:]
 
