@@ -8,6 +8,10 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 
+# Thousands of files are written, and no test cuts the power. What is synced,
+# and when, is tested with functions that are put in its place.
+os.fsync = lambda descriptor: None
+
 # No doctests are looked for in these.
 collect_ignore_glob = ["*conftest.py"]
 
@@ -17,6 +21,7 @@ def pytest_configure(config):
     if getattr(config.option, "numprocesses", 0) and not is_worker:
         return  # it waits for others, and they for it: no seconds of importing
 
+    gc.disable()  # until everything is imported
     import tensorflow as tf
 
     # The suite runs in one process a core.
@@ -37,8 +42,12 @@ def pytest_configure(config):
 def pytest_collection_finish():
     # Modules stay until the end. To look through them at every collection of
     # garbage, which some tests ask for, would take most of a second each.
+    gc.enable()
     gc.collect()
     gc.freeze()
+    # To trace makes many objects that stay. Looking for garbage among them as
+    # often as Python does would take a tenth of the time of all tests.
+    gc.set_threshold(50_000, 10, 10)
 
 
 @pytest.fixture(autouse=True)

@@ -107,7 +107,7 @@ class Members:
     ) -> Iterator[np.ndarray]:
         """Each member's own probabilities, one member after the other."""
         return self._member_probabilities(
-            readable_inputs(x), batch_size, verbose
+            readable_inputs(x, batch_size), batch_size, verbose
         )
 
     def split_labels(
@@ -315,8 +315,12 @@ class _Lender:
         return self.model
 
 
-def readable_inputs(x: Any) -> Any:
+def readable_inputs(x: Any, batch_size: int | None) -> Any:
     """Inputs in the form in which Keras reads them, pass after pass.
+
+    Args:
+        x: As in `predict`.
+        batch_size: As in `predict`, where these inputs go with it.
 
     Raises:
         ValueError: For a generator, which can be read only once, and for
@@ -336,7 +340,7 @@ def readable_inputs(x: Any) -> Any:
     if not arrays or (0,) in sizes:
         raise empty("The inputs")
     # Texts as objects, which is how Keras knows them.
-    return keras.tree.map_structure(
+    known = keras.tree.map_structure(
         lambda array: (
             array.astype(object)
             if isinstance(array, np.ndarray) and array.dtype.kind in "US"
@@ -344,6 +348,7 @@ def readable_inputs(x: Any) -> Any:
         ),
         x,
     )
+    return engine.in_use().repeatable(known, batch_size)
 
 
 def _is_empty(dataset: tf.data.Dataset) -> bool:

@@ -204,7 +204,7 @@ class Predictor(Members):
     def _average(
         self, x: Any, batch_size: int | None, voting: str, verbose: int
     ) -> NDArray[np.float64]:
-        inputs = readable_inputs(x)
+        inputs = readable_inputs(x, batch_size)
         mean = metrics.RunningMean()
         length = None
         with self._lent() as load:

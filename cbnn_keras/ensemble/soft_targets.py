@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from cbnn_keras.metrics import SMALLEST_PROBABILITY
+from cbnn_keras.models import engine
 from cbnn_keras.models.classifier import Classifier
 
 
@@ -88,6 +89,7 @@ def teach(
     counting = keras.callbacks.LambdaCallback(
         on_epoch_begin=lambda number, logs: epoch.assign(number)
     )
+    engine.in_use().begin_training(learner)
     learner.fit(batches, epochs=epochs, callbacks=[counting], verbose=verbose)
     weights = map(np.asarray, student.get_weights())
     if not all(np.isfinite(w).all() for w in weights if w.dtype.kind == "f"):

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from cbnn_keras import metrics
 from cbnn_keras.data.indexed import Track
 from cbnn_keras.data.labelled_samples import LabelledSamples
+from cbnn_keras.models import engine
 from cbnn_keras.models.batch_norm import StatisticsRecomputer
 from cbnn_keras.models.classifier import Classifier
 from cbnn_keras.runs.run import Run
@@ -105,15 +106,16 @@ class Tasting:
         self._model = model
         self._classifier = classifier
         self._data = data
-        self._judges = judges
+        self._labels = judges.labels
+        self._inputs = engine.in_use().repeatable(judges.inputs, None)
         self._batch_size = batch_size
         self._recompute = StatisticsRecomputer(model)
 
     def own_loss(self, weights: Weights) -> float:
         """The negative log-likelihood with just these weights."""
         self._model.set_weights(weights)
-        found = self._classifier.predict(self._model, self._judges.inputs)
-        return metrics.negative_log_likelihood(found, self._judges.labels)
+        found = self._classifier.predict(self._model, self._inputs)
+        return metrics.negative_log_likelihood(found, self._labels)
 
     def loss(self, weights: Weights) -> float:
         """The same, after statistics of BatchNorm were made to fit them."""

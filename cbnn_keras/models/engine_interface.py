@@ -3,7 +3,7 @@
 import abc
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import keras
 import numpy as np
@@ -14,12 +14,25 @@ from cbnn_keras.support.processes import Alone, Processes
 T = TypeVar("T")
 # A batch of inputs, and whatever belongs to it.
 Batch = tuple[Any, ...]
-# What is computed of each batch, as tensors that are not waited for.
-Inference = Callable[[Iterable[Batch]], list[Any]]
 # Is called with the shape and the dtype of a variable.
 CheckVariable = Callable[[tuple[int, ...], Any], None]
 # For each layer, mean and variance of each of its calls.
 Moments = list[keras_internals.Moments]
+
+
+class Inference(Protocol):
+    """Computes something of each batch, as tensors that are not waited for."""
+
+    def __call__(
+        self, batches: Iterable[Batch], num_samples: int | None = None
+    ) -> list[Any]:
+        """What is computed of each batch.
+
+        Args:
+            batches: `(x, *others)`, all of one size but for the last.
+            num_samples: Of all batches, where it is known: it tells whether
+                the last is smaller before a function is traced for the first.
+        """
 
 
 class Averages(abc.ABC):
@@ -58,6 +71,9 @@ class Engine(abc.ABC):
         Before anything reads or sets them in the middle of an epoch.
         """
 
+    def begin_training(self, model: keras.Model) -> None:  # noqa: B027
+        """Does before the first step what would make it slower."""
+
     def processes(self) -> Processes:
         """The processes that train together; one that is alone by default."""
         return Alone()
@@ -75,6 +91,14 @@ class Engine(abc.ABC):
         same time; an error of one is raised by all.
         """
         yield
+
+    def repeatable(self, x: Any, batch_size: int | None) -> Any:
+        """Inputs for many calls of `predict`, in the form it reads fastest.
+
+        It gives what it gives for `x` and the batch size, which is then
+        without effect if the form is a dataset.
+        """
+        return x
 
     def tensors(self, batch: T) -> T:
         """A batch of arrays or of tensors of TensorFlow, as the backend's."""
@@ -101,7 +125,7 @@ class Engine(abc.ABC):
                 what else is in the batch behind the inputs.
 
         Returns:
-            A function of batches `(x, *others)`; it is traced once.
+            A function of batches; it is traced once if it knows what comes.
         """
 
     @abc.abstractmethod

@@ -104,7 +104,9 @@ class JaxEngine(Engine):
 
         step = one_batch if model.run_eagerly else jax.jit(one_batch)
 
-        def run(batches: Iterable[Batch]) -> list[Any]:
+        def run(
+            batches: Iterable[Batch], num_samples: int | None = None
+        ) -> list[Any]:
             values, results = _values(model), []
             for batch in batches:
                 result, changed = step(values, *self.tensors(batch))

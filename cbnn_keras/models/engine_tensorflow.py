@@ -32,6 +32,20 @@ class TensorFlowEngine(Engine):
         if replicas.is_distributed(model):
             _check_strategy(model)
 
+    def begin_training(self, model: keras.Model) -> None:
+        # A step that makes the optimizer's variables is traced a second time.
+        if (
+            model.optimizer is not None
+            and not model.optimizer.built
+            and not replicas.is_distributed(model)
+            and keras_internals.is_of_keras(type(model).train_step)
+            and "train_step" not in vars(model)
+        ):
+            model.optimizer.build(model.trainable_variables)
+
+    def repeatable(self, x: Any, batch_size: int | None) -> Any:
+        return keras_internals.batches_of_arrays(x, batch_size)
+
     def tensors(self, batch: T) -> T:
         return tf.nest.map_structure(
             lambda part: part if tf.is_tensor(part) else tf.constant(part),
@@ -51,15 +65,28 @@ class TensorFlowEngine(Engine):
             if is_distributed
             else one_batch
         )
+        is_compiled = model.compiled and model.jit_compile  # by XLA
         if not model.run_eagerly:
             step = tf.function(
-                step,
-                reduce_retracing=True,
-                jit_compile=model.compiled and model.jit_compile,
+                step, reduce_retracing=True, jit_compile=is_compiled
             )
-        if is_distributed:
-            return lambda batches: list(_on_replicas(strategy, step, batches))
-        return lambda batches: [step(*batch) for batch in batches]
+        is_traced_once = not (
+            model.run_eagerly or is_compiled or is_distributed
+        )
+
+        def run(
+            batches: Iterable[Batch], num_samples: int | None = None
+        ) -> list[Any]:
+            if is_distributed:
+                return list(_on_replicas(strategy, step, batches))
+            results: list[Any] = []
+            for batch in batches:
+                if is_traced_once and num_samples and not results:
+                    _trace_for_all_sizes(step, batch, num_samples)
+                results.append(step(*batch))
+            return results
+
+        return run
 
     def training_pass(
         self,
@@ -183,6 +210,23 @@ def _blend(
 
     # Not looked up by its arguments each time, which takes longer than it does.
     return blend.get_concrete_function(tf.TensorSpec([], tf.float32))
+
+
+def _trace_for_all_sizes(step: Any, batch: Batch, num_samples: int) -> None:
+    """Traces a function once, where it would be again for the last batch."""
+    parts = tf.nest.flatten(batch)
+    if (
+        step.experimental_get_tracing_count()
+        or not all(isinstance(p, tf.Tensor) and p.shape.rank for p in parts)
+        or not num_samples % parts[0].shape[0]
+    ):
+        return
+    step.get_concrete_function(
+        *tf.nest.map_structure(
+            lambda part: tf.TensorSpec([None, *part.shape[1:]], part.dtype),
+            batch,
+        )
+    )
 
 
 def _on_replicas(

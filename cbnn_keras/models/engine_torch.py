@@ -29,7 +29,9 @@ class TorchEngine(Engine):
         self, model: keras.Model, head: Callable[..., Any]
     ) -> Inference:
         @torch.no_grad()
-        def run(batches: Iterable[Batch]) -> list[Any]:
+        def run(
+            batches: Iterable[Batch], num_samples: int | None = None
+        ) -> list[Any]:
             results = []
             for batch in batches:
                 x, *others = self.tensors(batch)

@@ -17,7 +17,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras.src.backend.common import global_state, masking
+from keras.src.trainers.data_adapters import array_data_adapter
 
 # Tensors are those of the backend in use.
 Moments = list[tuple[Any, Any]]
@@ -318,6 +320,20 @@ def _is_between_fit_and_data(frame: types.FrameType) -> bool:
     module = frame.f_globals.get("__name__", "")
     is_known = module.startswith(("keras.src.", "cbnn_keras.data."))
     return is_known and frame.f_code.co_name not in ("evaluate", "predict")
+
+
+def batches_of_arrays(x: Any, batch_size: int | None) -> Any:
+    """The dataset that TensorFlow's `predict` makes of arrays in each call.
+
+    Anything that is not arrays is given back as it is.
+    """
+    if not array_data_adapter.can_convert_arrays((x, None, None)):
+        return x
+    arrays = array_data_adapter.ArrayDataAdapter(x, batch_size=batch_size)
+    batches = arrays.get_tf_dataset()
+    # Which it does not know by itself, and a pass has to end there.
+    num_batches = tf.data.experimental.assert_cardinality(arrays.num_batches)
+    return batches.apply(num_batches)
 
 
 def compiled_metrics(model: keras.Model) -> list[Any]:

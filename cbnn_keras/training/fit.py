@@ -303,6 +303,8 @@ class Fit:
                 is_first=not self._num_executions,
             )
         course.set_learning_rate()
+        if not self._num_steps and not self._num_executions:
+            engine.in_use().begin_training(self.task.model)
 
     def end_step(self, course: Course) -> None:
         if course.is_done:

@@ -75,7 +75,9 @@ class Scorer:
         """
         engine.in_use().sync(self._model)
         # Nothing is fetched before the last batch: a GPU is never waited for.
-        results = self._inference(_with_labels(batches, labels))
+        results = self._inference(
+            _with_labels(batches, labels), num_samples=len(labels)
+        )
         if not results:  # others have all of them
             return Scores(np.zeros(0, np.int32), np.zeros(0, np.float32))
         classes, losses, finite = zip(*results, strict=True)

@@ -36,7 +36,7 @@ METHODS = {
 NUM_SAMPLES = 120
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def collected():
     """TensorFlow waits for up to a minute when it ends an old iterator."""
     yield
@@ -616,6 +616,7 @@ def test_resumed_equals_uninterrupted(method, tmp_path):
             np.testing.assert_array_equal(first, second)
 
 
+@pytest.mark.usefixtures("collected")
 @pytest.mark.large
 @pytest.mark.parametrize("method", ["sse", "fge", "swa", "ssb-reconstruction"])
 def test_two_devices_are_as_one(method):
@@ -644,6 +645,7 @@ def test_two_devices_are_as_one(method):
 
 
 @pytest.mark.large
+@pytest.mark.usefixtures("collected")
 def test_batch_norm_is_recomputed_on_two_devices():
     strategy = tf.distribute.MirroredStrategy(
         ["CPU:0", "CPU:1"],

@@ -28,12 +28,14 @@ X, Y = blobs()
 
 @pytest.fixture(scope="module")
 def ensemble():
+    keras.utils.set_random_seed(0)  # it comes before what does so for tests
     return trained(data=(X, Y))[0].ensemble()
 
 
 @pytest.fixture(scope="module")
 def student(ensemble, tmp_path_factory):
     """A student in a directory: `(ensemble of one, path)`."""
+    keras.utils.set_random_seed(0)
     path = tmp_path_factory.mktemp("distilled") / "student"
     made = ensemble.distil(
         X, Y, directory=path, epochs=40, optimizer=adam(0.02), seed=3, verbose=0

@@ -295,15 +295,28 @@ class Exported:
         # Were members or samples alike, one in another's place would pass.
         assert np.abs(np.diff(self.members, axis=1)).max((0, 2)).min() > 1e-3
         assert np.ptp(self.probabilities, axis=0).max() > 1e-4
-        options = {"sample_data": known, "verbose": 0}
-        path = directory / case
-        self.saved_model = export_saved_model(ensemble, path, **options).path
-        self.onnx = directory / "ensemble.onnx"
-        if case != "strings":
-            export_onnx(ensemble, self.onnx, **options)
-        self.ensemble, self.options = ensemble, options
-        self.run = opened(self.saved_model)
-        self.inputs = x if isinstance(x, dict) else {self.run.inputs[0]: x}
+        self.ensemble = ensemble
+        self.options = {"sample_data": known, "verbose": 0}
+        self._directory = directory / case
+        if case == "strings":
+            name = self.run.inputs[0]
+        else:
+            self.onnx = directory / "ensemble.onnx"
+            export_onnx(ensemble, self.onnx, **self.options)
+            name = onnxruntime.InferenceSession(self.onnx).get_inputs()[0].name
+        self.inputs = x if isinstance(x, dict) else {name: x}
+
+    @functools.cached_property
+    def saved_model(self):
+        # Only where it is read: tests of the ONNX files do not wait for it.
+        made = export_saved_model(
+            self.ensemble, self._directory, **self.options
+        )
+        return made.path
+
+    @functools.cached_property
+    def run(self):
+        return opened(self.saved_model)
 
     def batches(self):
         """Inputs of 1, 2 and 7 samples."""

@@ -37,6 +37,30 @@ def chain(make=keras.Sequential):
     return make(inputs, x)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x,
+        lambda x: x.astype("float64"),  # which Keras makes float32 of
+        lambda x: [x, 1 - x],
+        lambda x: {"a": x, "b": np.array(["red", "blue", "red"], object)},
+    ],
+)
+def test_array_data_adapter(broken, make):
+    x = make(np.arange(12, dtype="float32").reshape(3, 4))
+    found = keras_internals.batches_of_arrays(x, 2)
+    parts = keras.tree.flatten(x)
+    for _ in range(2):  # as often as one likes
+        batches = [keras.tree.flatten(batch) for batch in found]
+        assert [len(batch[0]) for batch in batches] == [2, 1], broken
+        for i, part in enumerate(parts):
+            read = np.concatenate([batch[i].numpy() for batch in batches])
+            text = part.dtype == object
+            assert read.dtype == (object if text else np.float32), broken
+            assert read.astype("U" if text else None).tolist() == part.tolist()
+    assert keras_internals.batches_of_arrays(found, 1) is found, broken
+
+
 def test_flatten_layers(broken):
     inner = chain()
     inputs = keras.Input((4,))

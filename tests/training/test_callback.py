@@ -10,6 +10,7 @@ import tensorflow as tf
 from helpers import blobs, dense_model, trained
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble, weighted
+from cbnn_keras.models import engine
 
 
 def noisy_cnn():
@@ -89,6 +90,37 @@ def test_by_default_training_is_bit_identical_to_plain_keras():
         np.testing.assert_array_equal(a, b)
     for name, values in log.items():  # metrics are not touched either
         assert boosted_log.history[name] == values
+
+
+def test_a_step_is_traced_once_though_the_optimizer_has_no_variables():
+    traced = []
+
+    class Noting(keras.layers.Layer):
+        def call(self, x, training=None):
+            if training:
+                traced.append(x)
+            return x
+
+    model = keras.Sequential(
+        [keras.Input((4,)), Noting(), keras.layers.Dense(3, "softmax")]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy")
+    trained(model=model)
+    assert len(traced) == 1
+
+
+def test_an_optimizer_of_a_step_of_the_user_is_left_alone():
+    """It may be for some of the variables."""
+
+    class Own(keras.Sequential):
+        def train_step(self, data):
+            raise AssertionError("not called")
+
+    for kind, is_built in ((Own, False), (keras.Sequential, True)):
+        model = kind([keras.Input((4,)), keras.layers.Dense(3)])
+        model.compile("adam", "mse")
+        engine.in_use().begin_training(model)
+        assert model.optimizer.built == is_built
 
 
 def test_rounds_follow_from_the_members_predictions():

@@ -207,6 +207,30 @@ def test_scoring_is_compiled_where_the_model_is():
     assert classes_by(scorer, [scores, scores]).tolist() == [1, -1, 2] * 2
 
 
+@pytest.mark.parametrize(
+    ("sizes", "traced"),
+    [([4, 4, 2], [None]), ([4, 4, 4], [4]), ([3], [3])],
+)
+def test_a_smaller_last_batch_is_no_second_trace(sizes, traced):
+    found = []
+
+    class Noting(layers.Layer):
+        def call(self, x):
+            found.append(x.shape[0])
+            return x
+
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, Noting()(inputs))
+    model.compile("sgd", "mse")
+    scorer = Scorer(model, Classifier(3, False, False))
+    found.clear()
+    scores = np.eye(3, dtype="float32")[np.arange(sum(sizes)) % 3]
+    for _ in range(2):
+        batches = tf.split(scores, sizes)
+        assert classes_by(scorer, batches).tolist() == scores.argmax(1).tolist()
+    assert found == traced
+
+
 def test_scoring_does_not_pass_through_predict_or_evaluate():
     model = passing_on(3)
     model.predict = model.evaluate = functools.partial(pytest.fail, "called")

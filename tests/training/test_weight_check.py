@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import blobs, dense_model, same, trained
+from helpers import blobs, build_optimizer, dense_model, same, trained
 
 from cbnn_keras import CBNNCallback, weighted
 from cbnn_keras.baselines import PlainCheckpoints
@@ -112,6 +112,7 @@ class DeafLoss(keras.losses.Loss):
 def compiled(model, loss=None, **options):
     loss = loss or keras.losses.SparseCategoricalCrossentropy(True)
     model.compile(keras.optimizers.Adam(0.05), loss, **options)
+    build_optimizer(model)
     return model
 
 
@@ -130,7 +131,7 @@ def fit(model, rate=0.05, callback=CBNNCallback, **weighted):
 def distiller(uses_weights):
     keras.utils.set_random_seed(0)
     model = Distiller(uses_weights)
-    model.compile(keras.optimizers.Adam(0.05))
+    model.compile(keras.optimizers.SGD(0.05))
     return model
 
 
