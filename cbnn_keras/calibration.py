@@ -109,8 +109,10 @@ def fit(probabilities: np.ndarray, labels: np.ndarray) -> Scaling:
     A share makes every fit a little better, and is taken only where the labels
     ask for it: where it raises the sum of their log-likelihoods by more than
     log(n) / 2, as Schwarz's criterion wants it of a further number, even
-    without the sample that gains most. Otherwise the temperature is that of
-    `fit_temperature`.
+    without the sample that gains most. Nor is it where the temperature beside
+    it would be at the end of those that are tried, all but a few sure mistakes
+    being right: then all samples would be equally sure. Otherwise the
+    temperature is that of `fit_temperature`.
 
     Args:
         probabilities: Shape `(n, num_classes)`, or one column if binary, of
@@ -119,14 +121,15 @@ def fit(probabilities: np.ndarray, labels: np.ndarray) -> Scaling:
 
     Example:
 
-    Of what is said with 0.98 three quarters are right, and so are three
-    quarters of what is said with 0.6: no temperature can mend both.
+    Of what is said with 0.98 four fifths are right, and of what is said with
+    0.6 three fifths, as it should be: no temperature can mend the one and
+    leave the other.
 
-    >>> p = np.array([[0.98, 0.02], [0.6, 0.4]] * 200)
-    >>> found = fit(p, np.array([0, 0, 0, 0, 0, 0, 1, 1] * 50))
+    >>> p = np.array([[0.98, 0.02], [0.6, 0.4]] * 500)
+    >>> found = fit(p, np.array([0, 0, 0, 0, 0, 0, 0, 1, 1, 1] * 100))
     >>> found(p[:2]).round(2)
-    array([[0.75, 0.25],
-           [0.75, 0.25]])
+    array([[0.8, 0.2],
+           [0.6, 0.4]])
     """
     alone = Scaling(fit_temperature(probabilities, labels))
     if not _TRIED[0] <= alone.temperature <= _TRIED[-1]:
@@ -134,6 +137,8 @@ def fit(probabilities: np.ndarray, labels: np.ndarray) -> Scaling:
     of_labels = _of_labels(probabilities, labels)
     at_random = 1 / max(probabilities.shape[-1], 2)
     shared = _fit_with_share(of_labels, at_random)
+    if not 1.01 * _TRIED[0] < shared.temperature < 0.99 * _TRIED[-1]:
+        return alone
     likely = of_labels(shared.temperature)
     likely += shared.share * (at_random - likely)
     gains = np.log(likely / of_labels(alone.temperature))

@@ -219,18 +219,17 @@ def ranks(
         return Ranks(factors)
     temperature, share = scaling.temperature, scaling.share
     floor = calibration.floor(temperature, num_columns)
-    if not share:
-        return Ranks(factors**temperature, floor)
     power, num_classes = 1 / temperature, len(factors)
     least, most = sorted([1.0, num_classes ** (1 - power)])
     most *= 1 + num_classes * floor  # what means are raised by
     ratio = share / (num_classes * (1 - share))
+    offset = ratio * (least + most) / 2
+    if not offset:  # no share, or one that is lost in rounding
+        return Ranks(factors**temperature, floor)
     slack = ratio * (most - least) / 2 * float(np.ptp(factors))
     # A power of what is off by half of the margin.
     each = max((MARGIN / 2) ** power, power * MARGIN / 2)
-    return Ranks(
-        factors, floor, power, ratio * (least + most) / 2, slack + 2 * each
-    )
+    return Ranks(factors, floor, power, offset, slack + 2 * each)
 
 
 def lead(

@@ -228,9 +228,24 @@ def test_one_sure_mistake_asks_for_no_share():
     labels = np.zeros(300, int)
     labels[[1, 2, 3]] = 1
     assert fit(p, labels).share == 0
-    # Five of them do.
+    # Five of them do, beside what is as right as it says.
     p[:5], labels[:5] = p[0], 0
+    p[5:150], labels[5:20] = [0.9, 0.1], 1
+    p[150:], labels[150:210] = [0.6, 0.4], 1
     assert fit(p, labels).share > 0.01
+
+
+def test_no_share_where_all_but_sure_mistakes_are_right():
+    """T would go to 0 beside it, and 0.7 be as sure as 0.99999."""
+    p = np.array([[0.7, 0.3]] * 100 + [[1 - 1e-5, 1e-5]] * 200)
+    labels = np.zeros(300, int)
+    labels[100:104] = 1
+    assert fit(p, labels) == Scaling(fit_temperature(p, labels))
+    # Where 0.7 is right in seven of ten it stays what it is.
+    labels[:30] = 1
+    found = fit(p, labels)
+    assert found.share > 0.01
+    assert found(p)[0, 0] == pytest.approx(0.7, abs=0.01)
 
 
 def test_a_share_by_hand():

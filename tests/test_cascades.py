@@ -132,6 +132,15 @@ def test_ranks_with_a_share_by_hand():
     assert cascades.ranks(2, None, Scaling(2.0, 1 / 3)) is None
 
 
+def test_a_share_that_rounding_loses_is_none():
+    """Manifests and metadata of others may have one."""
+    priors = [0.9, 0.09, 0.01]
+    found = cascades.ranks(3, priors, Scaling(3.0, 5e-324))
+    expected = cascades.ranks(3, priors, Scaling(3.0))
+    np.testing.assert_array_equal(found.factors, expected.factors)
+    assert (found.power, found.offset) == (1, 0)
+
+
 @given(ensembles(max_members=6), st.one_of(scalings, with_share))
 def test_exact_cascades_predict_what_all_members_do(ensemble, scaling):
     members, votes, priors = ensemble

@@ -210,9 +210,10 @@ def weighted_pipeline(
     )
     source = read_source(x, y, num_samples, track, part, sharded)
     samples, size = source.samples, batch_size or source.batch_size or 32
-    weight = start_weights(
-        samples, sample_weight, class_weight, source.class_names, track
-    )
+    with processes.together():
+        weight = start_weights(
+            samples, sample_weight, class_weight, source.class_names, track
+        )
     validation_data = None
     if share:
         samples, validation_data = hold_out(samples, share, size, track)

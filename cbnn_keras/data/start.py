@@ -31,16 +31,22 @@ def start_weights(
         ValueError: For a class that there is not, or a `sample_weight` that
             does not have one number for each sample.
     """
-    gather = engine.in_use().processes().gather
+    processes = engine.in_use().processes()
+    is_part = samples.num_given < samples.num_samples
+    if is_part:
+        processes.agree(
+            repr(sample_weight is None).encode(),
+            "whether it has a sample_weight. Give one to all or to none.",
+        )
     if sample_weight is not None:
         sample_weight = one_per_sample(sample_weight, samples.num_given)
-        if samples.num_given < samples.num_samples:
-            sample_weight = gather(sample_weight)
+        if is_part:
+            sample_weight = processes.gather(sample_weight)
     if class_weight is None:
         return sample_weight
     labels = class_numbers(samples.labels(track))
     if samples.own is not None:
-        labels = gather(labels)
+        labels = processes.gather(labels)
     factors = np.ones(len(labels))
     for name, factor in _by_number(class_weight, class_names).items():
         chosen = labels == name

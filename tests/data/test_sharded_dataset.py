@@ -272,6 +272,32 @@ def test_an_error_of_one_is_raised_by_all(in_processes):
     assert str(second).startswith("weighted(dataset): the dataset is empty")
 
 
+def with_weights(*given):
+    """Each process with the `sample_weight` that it is given."""
+
+    def work(number):
+        pipelines.weighted_pipeline(
+            parts(5, 4)[number],
+            batch_size=2,
+            sample_weight=given[number],
+            sharded=True,
+        )
+
+    return work
+
+
+def test_weights_of_another_length_in_one_are_refused_by_all(in_processes):
+    first, second = in_processes(2, with_weights(np.ones(4), np.ones(4)))
+    text = "weighted(sample_weight=...) has shape (4,), but there are 5 samples"
+    assert str(first).startswith(text)
+    assert f"Process 0 has failed: {text}" in str(second)
+
+
+def test_weights_in_one_alone_are_refused_by_all(in_processes):
+    for found in in_processes(2, with_weights(np.ones(5), None)):
+        assert "differs from process 0 in whether it has a sample" in str(found)
+
+
 def test_all_have_to_say_the_same(in_processes):
     def work(number):
         dataset = parts(4, 4)[number]

@@ -136,6 +136,28 @@ def test_parity_of_one_column_that_is_nearly_1(
         assert limit - 0.01 < found["probabilities"].max() <= limit
 
 
+def test_sets_of_samples_that_are_equally_sure(tmp_path):
+    """That is the threshold, and has another last bit in the graph."""
+    p = np.array([[0.7, 0.2, 0.1]] * 100 + [[1, 0, 0]] * 300, "float32")
+    labels = np.repeat([0, 1, 2, 0, 1], [70, 20, 10, 274, 26])
+    ensemble, numbers = tables([p], [1.0]), np.arange(400, dtype="int32")
+    record = ensemble.calibrate((numbers, labels), coverage=0.6, verbose=0)
+    assert record.share > 0.1
+    export_onnx(
+        ensemble,
+        tmp_path / "m.onnx",
+        outputs=["probabilities", "set"],
+        sample_data=numbers,
+        verbose=0,
+    )
+    found = run_onnx(tmp_path / "m.onnx", {"sample": numbers})
+    expected = np.arange(3) == np.where(numbers < 100, -1, 0)[:, np.newaxis]
+    np.testing.assert_array_equal(found["set"], expected)
+    np.testing.assert_array_equal(
+        ensemble.prediction_sets(numbers, verbose=0), expected
+    )
+
+
 @pytest.fixture(scope="module")
 def ensemble():
     """Of extremes; sample 2 is the first that members disagree about."""
