@@ -20,6 +20,10 @@ from cbnn_keras.training import checkpointing
 
 X, Y = blobs()
 RATE = 0.04
+# Arrays are divided by several processes, too, in the second command.
+either = pytest.mark.parametrize(
+    "is_dataset", [pytest.param(False, marks=pytest.mark.large), True]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +55,7 @@ def fit(directory, *others, is_dataset=False, sharded=True):
     return cbnn
 
 
-@pytest.mark.parametrize("is_dataset", [False, True])
+@either
 def test_weights_are_those_of_the_rounds(tmp_path, is_dataset):
     """By the formulas of the paper, from the bits that are kept."""
     cbnn = fit(tmp_path / "run", is_dataset=is_dataset)
@@ -70,7 +74,7 @@ def test_weights_are_those_of_the_rounds(tmp_path, is_dataset):
     assert len(np.unique(cbnn.sample_weights)) > 3
 
 
-@pytest.mark.parametrize("is_dataset", [False, True])
+@either
 def test_a_run_is_resumed_as_it_was_begun(tmp_path, is_dataset):
     fit(tmp_path / "whole", is_dataset=is_dataset)
     with pytest.raises(Stop):
@@ -84,7 +88,7 @@ def test_a_run_is_resumed_as_it_was_begun(tmp_path, is_dataset):
     assert manifest["settings"]["sharded"] is True
 
 
-@pytest.mark.parametrize("is_dataset", [False, True])
+@either
 def test_without_deviation_training_is_that_of_plain_keras(is_dataset):
     """Bit for bit, though the last batch is short."""
     source = (X[:-7], Y[:-7])
