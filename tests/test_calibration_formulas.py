@@ -219,17 +219,26 @@ def test_no_share_where_a_temperature_is_right(temperature, num):
 
 
 def test_one_sure_mistake_asks_for_no_share():
-    """Of the 6.2 that a share gains, 5.6 are of one sample of 300.
+    """Beside 299 samples that are as often right as is said of them.
 
-    log(300) / 2 is 2.9.
+    With all gains counted, a share of 0.094 would be taken for it.
     """
-    p = np.array([[0.99, 0.01]] * 300)
-    p[0] = [1e-5, 1 - 1e-5]
-    labels = np.zeros(300, int)
-    labels[[1, 2, 3]] = 1
-    assert fit(p, labels).share == 0
-    # Five of them do, beside what is as right as it says.
-    p[:5], labels[:5] = p[0], 0
+    p, labels = np.zeros((300, 2)), np.zeros(300, int)
+    for start, said, num_wrong in (
+        (0, 0.95, 5),
+        (100, 0.8, 20),
+        (200, 0.6, 40),
+    ):
+        p[start : start + 100] = [said, 1 - said]
+        labels[start : start + num_wrong] = 1
+    p[-1] = [1e-5, 1 - 1e-5]
+    assert fit(p, labels) == Scaling(fit_temperature(p, labels))
+
+
+def test_sure_mistakes_ask_for_a_share():
+    """Five of them, beside what is as right as it says."""
+    p, labels = np.zeros((300, 2)), np.zeros(300, int)
+    p[:5] = [1e-5, 1 - 1e-5]
     p[5:150], labels[5:20] = [0.9, 0.1], 1
     p[150:], labels[150:210] = [0.6, 0.4], 1
     assert fit(p, labels).share > 0.01
