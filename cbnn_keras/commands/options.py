@@ -165,7 +165,9 @@ def add_distil_options(parser: argparse.ArgumentParser) -> None:
         help="an .npz file with more inputs, which need no labels",
     )
     parser.add_argument(
-        "--epochs", type=int, default=30, help="(default: %(default)s)"
+        "--epochs",
+        type=int,
+        help="(default: as many as take twice the steps of the run)",
     )
     parser.add_argument(
         "--batch-size", type=int, help="(default: that of the run, or 32)"

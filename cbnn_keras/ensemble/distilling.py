@@ -1,6 +1,7 @@
 """The method `distil`: one network that learns what an ensemble says."""
 
 import dataclasses
+import math
 import pathlib
 import random
 from typing import Any, Self
@@ -38,6 +39,11 @@ from cbnn_keras.models.state import process_generators_kept
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.runs.saving import check_free
 
+# As long as the run, students keep 74 to 100 % of what the ensemble gains over
+# a single network; twice as long, 78 to 99 % (docs/one_network.md).
+TIMES_THE_RUN = 2
+DEFAULT_EPOCHS = 30  # for a run that was put together
+
 
 class Distilling(OneNetwork):
     """Members that can teach one network."""
@@ -49,7 +55,7 @@ class Distilling(OneNetwork):
         *,
         student: keras.Model | None = None,
         directory: Directory = None,
-        epochs: int = 30,
+        epochs: int | None = None,
         batch_size: int | None = None,
         unlabelled: Any = None,
         augment: Augment | None = None,
@@ -75,7 +81,8 @@ class Distilling(OneNetwork):
                 last member.
             directory: Where the student is kept, as a run of one member: a new
                 directory, or an empty one. Defaults to None, in memory.
-            epochs: Passes over the samples.
+            epochs: Passes over the samples. Defaults to None: as many as take
+                twice the steps of the run, or 30 if it was put together.
             batch_size: Defaults to that of the run, or else of the dataset, or
                 else 32.
             unlabelled: More inputs, without labels: arrays like `x`, or a
@@ -123,7 +130,7 @@ class Distilling(OneNetwork):
         lesson = Lesson(
             batch_size=self._batch_size(batch_size, data),
             seed=random.randrange(2**31) if seed is None else seed,
-            epochs=epochs,
+            epochs=1 if epochs is None else epochs,
             temperature=temperature,
             alpha=alpha,
             mixup=mixup,
@@ -131,6 +138,9 @@ class Distilling(OneNetwork):
         )
         others = None if unlabelled is None else read_unlabelled(unlabelled)
         material = Material(data, others)
+        if epochs is None:
+            usual = self._usual_epochs(material.num_steps(lesson))
+            lesson = dataclasses.replace(lesson, epochs=usual)
         if lesson.mixup:
             check_can_be_blended(data.first)
         network = self._student(student, data, from_logits, lesson.seed)
@@ -155,6 +165,14 @@ class Distilling(OneNetwork):
         except ValueError:  # of a class without a config
             return False
         return True
+
+    def _usual_epochs(self, steps_per_epoch: int) -> int:
+        """Those of twice the steps of the run, as far as it has any."""
+        if self.run.header.settings.total_steps is None:
+            return DEFAULT_EPOCHS
+        # Not the total: it may have been stopped early.
+        num_steps = TIMES_THE_RUN * self.run.rounds[-1].step
+        return math.ceil(num_steps / steps_per_epoch)
 
     def _batch_size(self, given: int | None, data: LabelledSamples) -> int:
         if given is not None:

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from helpers import Undescribed, blobs, dense_model, memory_ensemble, trained
 
-from cbnn_keras import CheckpointEnsemble
+from cbnn_keras import CBNNCallback, CheckpointEnsemble
 from cbnn_keras.calibration import CalibrationRecord
 from cbnn_keras.data.labelled_samples import LabelledSamples, read_unlabelled
 from cbnn_keras.ensemble.distillation import (
@@ -103,6 +103,41 @@ def test_equal_seeds_give_equal_students(ensemble):
     )
     assert again.tobytes() == first.tobytes()
     assert np.abs(other - first).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("part", "batch_size", "epochs"),
+    [
+        (slice(None), None, 8),  # 4 epochs of 6 steps, 6 steps again
+        (slice(None, None, 2), None, 16),  # 3 steps an epoch
+        (slice(None), 50, 16),  # 3 again: the last batch is a small one
+        (slice(100), 28, 12),  # 4
+    ],
+)
+def test_twice_the_steps_of_the_run(ensemble, part, batch_size, epochs):
+    student = ensemble.distil(
+        X[part], Y[part], batch_size=batch_size, mixup=0, verbose=0
+    )
+    assert student.run.header.settings.own["epochs"] == epochs
+
+
+def test_twice_the_steps_that_were_made_before_it_stopped():
+    stops = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: setattr(
+            stops.model, "stop_training", epoch == 1
+        )
+    )
+    cbnn, model = CBNNCallback(stops_early=True), dense_model()
+    train = cbnn.weighted(X, Y, batch_size=20)
+    model.fit(train, epochs=50, callbacks=[stops, cbnn], verbose=0)
+    student = cbnn.ensemble().distil(X, Y, mixup=0, verbose=0)
+    assert student.run.header.settings.own["epochs"] == 4
+
+
+def test_thirty_epochs_of_what_was_put_together():
+    made = memory_ensemble(dense_model(), [1.0, 2.0])
+    student = made.distil(X, Y, batch_size=120, mixup=0, verbose=0)
+    assert student.run.header.settings.own["epochs"] == 30
 
 
 def test_the_teacher_is_left_as_it_was(ensemble):
