@@ -14,7 +14,9 @@ alone is judged beside it.
 
 ECE is measured in 15 bins. That of finite data is not 0 even if every
 probability is right: `floor` is what the calibrated probabilities would show
-if they were, with as many samples.
+if they were, with as many samples. `reachable` is what `calibration.fit` would
+leave if what it found were the truth, and it had to find that again from as
+many samples: less than that cannot be asked of it.
 
 `run` writes a line of JSON for each run and continues where it stopped. With
 `--said DIRECTORY` it keeps what each ensemble says of the held-out data, and
@@ -40,6 +42,7 @@ from accuracy_tasks import TASKS, Task, split
 from cbnn_keras import CBNNCallback, CheckpointEnsemble
 from cbnn_keras.analysis.calibration import calibration
 from cbnn_keras.calibration import (
+    Scaling,
     conformal_threshold,
     fit,
     fit_temperature,
@@ -136,15 +139,18 @@ def run(said: Said, seed: int) -> dict:
     """Measures on all divisions of the held-out data."""
     p, y, num = said.p, said.y, said.num
     generator = np.random.default_rng([seed, 11])
+    of_truth = np.random.default_rng([seed, 12])
     lines = []
     for number in range(NUM_DIVISIONS):
         order = (
             np.arange(len(y)) if not number else generator.permutation(len(y))
         )
         fitted, judged = order[:num], order[num:]
-        lines.append(
-            measured(p[fitted], y[fitted], p[judged], y[judged], generator)
+        line = measured(p[fitted], y[fitted], p[judged], y[judged], generator)
+        line["ece_reachable"] = reachable(
+            fit(p[fitted], y[fitted]), p[fitted], p[judged], of_truth
         )
+        lines.append(line)
     means = {k: float(np.mean([r[k] for r in lines])) for k in lines[0]}
     return means | {
         "samples": num,
@@ -182,8 +188,27 @@ def measured(p, y, other_p, other_y, generator) -> dict[str, float]:
 
 def floor_of(p: np.ndarray, generator: np.random.Generator) -> float:
     """ECE of these probabilities if each were right, by drawn labels."""
-    drawn = (p.cumsum(axis=1) > generator.random((len(p), 1))).argmax(axis=1)
-    return calibration(p, drawn).expected_error
+    return calibration(p, drawn_from(p, generator)).expected_error
+
+
+def reachable(
+    truth: Scaling,
+    p: np.ndarray,
+    other_p: np.ndarray,
+    generator: np.random.Generator,
+) -> float:
+    """ECE after `fit`, if what is said were right when it is scaled so.
+
+    Labels are drawn: those of the first samples for `fit`, those of the others
+    to judge by.
+    """
+    y, other_y = (drawn_from(truth(said), generator) for said in (p, other_p))
+    return calibration(fit(p, y)(other_p), other_y).expected_error
+
+
+def drawn_from(p: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+    """A class for each row, as likely as the row says."""
+    return (p.cumsum(axis=1) > generator.random((len(p), 1))).argmax(axis=1)
 
 
 def explain(said: Said, seed: int) -> dict:
@@ -228,7 +253,8 @@ def table(lines: list[dict]) -> str:
         cells[tuple(line[k] for k in KEY[:-1])].append(line)
     head = [
         *("task", "labels", "budget", "seeds", "T", "share", "taken"),
-        *("ECE raw", "ECE T", "ECE", "ratio", "floor", "above it"),
+        *("ECE raw", "ECE T", "ECE", "ratio", "floor", "reachable"),
+        "above it",
         *("NLL raw", "NLL T", "NLL", "coverage", "classes", "empty"),
     ]
     rows = [head, ["---"] * len(head)]
@@ -253,6 +279,7 @@ def table(lines: list[dict]) -> str:
                 *(percent[k] for k in ("ece_raw", "ece_temperature", "ece")),
                 f"{mean['ece'] / mean['ece_raw']:.2f}",
                 percent["ece_floor"],
+                percent["ece_reachable"],
                 " → ".join(f"{value:.2f}" for value in above),
                 *(f"{mean[f'nll{k}']:.4f}" for k in ("_raw", "_temperature")),
                 f"{mean['nll']:.4f}",
