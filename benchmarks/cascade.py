@@ -1,6 +1,7 @@
 """What a cascade saves, and what it costs.
 
     python benchmarks/cascade.py --data-dir DATA [--tasks digits,satellite]
+        [--seeds 5] [--first-seed 0] [--repeats 5]
 
 Six members (`CBNNCallback(restarts=6)`) on four tasks, five seeds each, with
 splits of their own: training, held-out data that the cascade is chosen on for a
@@ -56,11 +57,13 @@ def main() -> None:
     parser.add_argument("--data-dir", type=pathlib.Path, required=True)
     parser.add_argument("--tasks", default=",".join(SETTINGS))
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     print(f"{versions()}, ONNX Runtime {onnxruntime.__version__}", flush=True)
     rows: dict[str, list[dict[str, float]]] = {}
-    for seed in range(options.seeds):
+    first = options.first_seed
+    for seed in range(first, first + options.seeds):
         for name in options.tasks.split(","):
             found = measure(name, seed, options.data_dir, options.repeats)
             rows.setdefault(name, []).append(found)
