@@ -1,6 +1,7 @@
 """How much calibration helps, and whether sets cover what they promise.
 
     python benchmarks/calibration.py run --data-dir DATA [--seeds 5]
+        [--first-seed 0]
     python benchmarks/calibration.py table
     python benchmarks/calibration.py explain --data-dir DATA [--seeds 5]
 
@@ -299,11 +300,13 @@ def main() -> None:
     parser.add_argument("command", choices=["run", "table", "explain"])
     parser.add_argument("--data-dir", type=pathlib.Path)
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--said", type=pathlib.Path)
     parser.add_argument("--output", type=pathlib.Path, default=RESULTS)
     parsed = parser.parse_args()
+    seeds = range(parsed.first_seed, parsed.first_seed + parsed.seeds)
     if parsed.command == "explain":
-        for seed in range(parsed.seeds):
+        for seed in seeds:
             cell = ("satellite", "wrong labels", "converged", seed)
             said = said_by(cell, parsed.data_dir, parsed.said)
             print(json.dumps(explain(said, seed)), flush=True)
@@ -313,7 +316,7 @@ def main() -> None:
         done = {tuple(line[k] for k in KEY) for line in lines}
         wanted = [
             (name, variant, budget, seed)
-            for seed in range(parsed.seeds)
+            for seed in seeds
             for budget in BUDGETS
             for variant in VARIANTS
             for name in NAMES

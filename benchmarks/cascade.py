@@ -6,13 +6,13 @@
 Six members (`CBNNCallback(restarts=6)`) on four tasks, five seeds each, with
 splits of their own: training, held-out data that the cascade is chosen on for a
 loss of 0.001, and test data that all else is measured on, in ONNX Runtime on
-one thread. `student` is a cascade that asks a distilled network first, which
-took as many steps as the run. Time is that of the processor for a request of 1
-or 32 samples, as a ratio to one member. Targets: all answers of the exact
-cascade are the ensemble's; the confident ones use at most 1.3 members on
-average. In the end, what leaving costs: six small ResNets, of which every
-sample needs one. With `--repeats 0` nothing is exported and timed: errors and
-members are those of the rule in NumPy.
+one thread. `student` is a cascade that asks a distilled network first. Time is
+that of the processor for a request of 1 or 32 samples, as a ratio to one
+member. Targets: all answers of the exact cascade are the ensemble's; the
+confident ones use at most 1.3 members on average. In the end, what leaving
+costs: six small ResNets, of which every sample needs one. With `--repeats 0`
+nothing is exported and timed: errors and members are those of the rule in
+NumPy.
 """
 
 import argparse
@@ -88,7 +88,6 @@ def measure(
     chosen = ensemble.cascade(data.val, loss=LOSS, verbose=0)
     student = ensemble.distil(
         *data.train,
-        epochs=epochs,
         optimizer=task.make_optimizer(rate),
         seed=seed,
         verbose=0,
