@@ -7,6 +7,7 @@ machines: see docs/several_hosts.md.
 """
 
 import argparse
+import contextlib
 import functools
 import os
 import signal
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from cbnn_keras.support.processes import end_at_once
 
@@ -140,11 +141,12 @@ def supervise(
         The exit code: 0 if all have ended well.
     """
     for attempt in range(num_restarts + 1):
-        processes = _start(command, num_processes)
-        try:
-            number = _first_failure(processes)
-        finally:
-            _end(processes)
+        with _own_port() as port:
+            processes = _start(command, num_processes, port)
+            try:
+                number = _first_failure(processes)
+            finally:
+                _end(processes)
         if number is None:
             return 0
         code = processes[number].returncode
@@ -161,12 +163,25 @@ def supervise(
     return code if code > 0 else 128 - code
 
 
+@contextlib.contextmanager
+def _own_port() -> Iterator[int]:
+    """A port for the first process, which nobody else gets in the meantime.
+
+    It is held until all have ended: importing TensorFlow and JAX takes seconds,
+    in which another program could be given a port that is only free. gRPC
+    shares ports (SO_REUSEPORT), and a socket that does not listen takes no
+    connections away from it.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
 def _start(
-    command: Sequence[str], num_processes: int
+    command: Sequence[str], num_processes: int, port: int
 ) -> list[subprocess.Popen[bytes]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{port}"
     environment = {
         **os.environ,
         "KERAS_BACKEND": "jax",

@@ -73,6 +73,32 @@ def test_all_get_what_they_need_to_find_each_other(tmp_path):
     assert re.fullmatch(r"jax 3 127\.0\.0\.1:\d+ more", texts.pop())
 
 
+def test_nobody_else_gets_the_port_before_the_first_process_is_there(tmp_path):
+    path = script(
+        tmp_path,
+        "import socket\n"
+        "host, port = os.environ['JAX_COORDINATOR_ADDRESS'].split(':')\n"
+        "with socket.socket() as other:\n"
+        "    try:\n"
+        "        other.bind((host, int(port)))\n"
+        "    except OSError as error:\n"
+        "        (here / f'other{number}').write_text(error.strerror)\n"
+        "if number == 0:  # as gRPC opens it\n"
+        "    with socket.socket() as service:\n"
+        "        option = socket.SOL_SOCKET, socket.SO_REUSEPORT, 1\n"
+        "        service.setsockopt(*option)\n"
+        "        service.bind((host, int(port)))\n"
+        "        service.listen()\n"
+        "        for _ in range(20):\n"
+        "            with socket.create_connection((host, int(port)), 5):\n"
+        "                service.accept()[0].close()\n",
+    )
+    assert launch.main(["--processes", "2", path]) == 0
+    for number in range(2):
+        other = (tmp_path / f"other{number}").read_text()
+        assert other == "Address already in use"
+
+
 def test_one_dies_and_all_are_started_again(tmp_path, capfd):
     path = script(
         tmp_path,
@@ -110,6 +136,7 @@ def test_wrong_arguments_are_not_repeated(tmp_path, capfd):
     assert capfd.readouterr().err.count("cbnn_keras.launch") == 1
 
 
+@pytest.mark.large
 def test_the_one_that_was_killed_counts_and_not_what_others_say_of_it(
     tmp_path, capfd, monkeypatch
 ):
