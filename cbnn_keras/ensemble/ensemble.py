@@ -278,7 +278,7 @@ class CheckpointEnsemble(Distilling, Souping):
         """The members and a network that they taught, which votes as one more.
 
         For a cascade that asks the student first: it says most of what all say.
-        In memory; export it, and keep the runs of both.
+        In memory; export it, or save it.
 
         Args:
             student: What `distil` gave, of the members' architecture.

@@ -4,8 +4,10 @@ import dataclasses
 
 import numpy as np
 
+from cbnn_keras.boosting_policies import EqualVotes
 from cbnn_keras.ensemble.members import Members
 from cbnn_keras.models import copying
+from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.runs.run import MemoryRun
 
 
@@ -27,10 +29,21 @@ def joined_run(ensemble: Members, student: Members) -> tuple[MemoryRun, int]:
     """
     _check(ensemble, student)
     header = ensemble.run.header
+    # Of several runs, as `parallel_ensemble` has it: no round follows from the
+    # one before.
+    methods = [header.method, student.run.header.method]
+    header = dataclasses.replace(
+        header,
+        method="parallel",
+        settings=Settings(EqualVotes(), {"methods": methods}),
+    )
     run = MemoryRun(header, ensemble.run.own_distribution)
-    for record in ensemble.rounds:
+    for record, vote in zip(ensemble.rounds, ensemble.votes, strict=True):
+        moved = dataclasses.replace(
+            record, vote=float(vote), is_final=False, validation_loss=None
+        )
         with ensemble.member(record.step) as model:
-            run.add_round(record, ensemble.run.correct(record.step), model)
+            run.add_round(moved, ensemble.run.correct(record.step), model)
     [own], last = student.rounds, ensemble.rounds[-1]
     record = dataclasses.replace(
         own,

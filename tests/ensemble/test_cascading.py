@@ -102,6 +102,11 @@ def test_a_student_is_asked_first(tmp_path):
         said / (made.votes.sum() + made.votes.mean()),
         atol=1e-6,
     )
+    joined.save(tmp_path / "joined")
+    loaded = CheckpointEnsemble.load(tmp_path / "joined")
+    np.testing.assert_array_equal(
+        loaded.predict(x, verbose=0), joined.predict(x, verbose=0)
+    )
     cascade = joined.cascade((x, y), loss=0.2, first=step, verbose=0)
     assert cascade.order[0] == step
     artefact = export_onnx(
