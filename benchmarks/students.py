@@ -160,8 +160,8 @@ def teachers(
     setting = Setting(task, loop, data, total, RATES[task.name], seed)
     ends = schedules.restart_steps(total, RESTARTS)
     policy = policy_of(setting, RESTARTS, None)
-    horizon = setting.horizon(ends[0])
-    course = Course(ends, setting.cosine(ends), policy, horizon, keep=0.0)
+    averages = setting.averages(ends[0])
+    course = Course(ends, setting.cosine(ends), policy, keep=0.0, **averages)
     alone = Course([total], setting.cosine([total]))
     return setting.train(course), setting.train(alone)[-1]
 

@@ -98,8 +98,9 @@ def chosen_confidences(
     """Confidences to leave at, one for each member but the last.
 
     Those with which samples use the fewest members, among all that are expected
-    to cost no more accuracy, with its standard error. That error is at least
-    that of one sample as bad as the worst: where none differs, one could have.
+    to cost no more accuracy, with its standard error, and that did cost no more
+    by the labels of these samples. The standard error is at least that of one
+    sample as bad as the worst: where none differs, one could have.
 
     Args:
         found: What is known of held-out samples.
@@ -114,13 +115,18 @@ def chosen_confidences(
     if len(found.confidences) == 1:
         return None
     losses = expected_losses(found, labels)
+    is_right = metrics.predicted_classes(found.probabilities) == labels
+    num_right = np.count_nonzero(is_right[-1])
     worst = losses.max() or 1.0
     samples = np.arange(len(labels))
 
     def is_safe(confidences: tuple[float, ...]) -> bool:
-        lost = losses[found.members_used(confidences) - 1, samples]
+        used = found.members_used(confidences) - 1
+        lost = losses[used, samples]
         error = max(np.sqrt(np.sum(lost**2)), worst) / len(lost)
-        return bool(lost.mean() + standard_errors * error <= loss)
+        num_lost = num_right - np.count_nonzero(is_right[used, samples])
+        expected = lost.mean() + standard_errors * error
+        return bool(max(expected, num_lost / len(lost)) <= loss)
 
     chosen = None
     low, high = _PRICES

@@ -321,6 +321,35 @@ def test_expected_losses_by_hand():
     assert cascade_choice.chosen_confidences(found, labels, 0.119) is None
 
 
+def test_what_was_really_lost_counts_too():
+    """All members are unsure, and right: the labels tell what is lost.
+
+    They say 0.52 to 0.48 of every sample. The first member says the other
+    class of 20 of 1,000, less surely than that of the others: by what all say
+    0.04 is lost of each of these, by the labels 1.
+    """
+    labels = np.tile([0, 1], 500)
+    columns = np.eye(2)[labels]
+    all_say = 0.48 + 0.04 * columns
+    first = 0.3 + 0.4 * columns
+    first[:20] = 0.4 + 0.2 * (1 - columns[:20])
+    found = cascades.stages(np.stack([first, 2 * all_say - first]), np.ones(2))
+    # Calibration would make right answers sure ones.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            cascade_choice.calibration, "fit", lambda *_: Scaling(1.0)
+        )
+        losses = cascade_choice.expected_losses(found, labels)
+        np.testing.assert_allclose(losses.sum(axis=1), [20 * 0.04, 0])
+        chosen = [
+            cascade_choice.chosen_confidences(found, labels, loss, 0.0)
+            for loss in (0.001, 0.019, 0.02)
+        ]
+    # Expected is 0.0008; by labels it is 0.02.
+    used = [found.members_used(c).mean() for c in chosen]
+    np.testing.assert_allclose(used, [1.02, 1.02, 1.0])
+
+
 def test_too_few_samples_say_nothing():
     members, labels = made_up(num=400)
     found = cascades.stages(members, np.ones(5))

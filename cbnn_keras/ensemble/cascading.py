@@ -33,8 +33,9 @@ def choose_cascade(
         validation_data: `(x, y)` or a dataset of batches that training has not
             seen: some thousands, or nothing can be said about a tenth of a
             point.
-        loss: Accuracy that may be lost: what is expected to be lost and its
-            standard error stay within (`cascade_choice.chosen_confidences`).
+        loss: Accuracy that may be lost: what is expected to be lost with its
+            standard error, and what is lost of these samples, stay within
+            (`cascade_choice.chosen_confidences`).
             If that cannot be said of any confidence, the cascade is exact.
         standard_errors: How many standard errors are added.
         first: The step of the member to ask first, such as that of a student,
