@@ -76,6 +76,24 @@ def split_labels(
     return x, labels
 
 
+def are_finite(inputs: Any) -> bool:
+    """Whether no floating input of `split_labels` is NaN or infinite."""
+    if isinstance(inputs, tf.data.Dataset):
+        return all(
+            bool(tf.reduce_all(tf.math.is_finite(tensor)))
+            for batch in inputs
+            for tensor in tf.nest.flatten(batch, expand_composites=True)
+            if tensor.dtype.is_floating
+        )
+    arrays = [np.asarray(array) for array in keras.tree.flatten(inputs)]
+    # Without an array of booleans as long; NaN is the extreme of what has it.
+    return all(
+        np.isfinite([array.min(), array.max()]).all()
+        for array in arrays
+        if array.dtype.kind == "f" and array.size
+    )
+
+
 def empty(name: str) -> ValueError:
     """The error for data without a sample."""
     return ValueError(f"{name}: there are no samples. Give at least one.")
@@ -100,6 +118,12 @@ def _split_dataset(
         raise ValueError(
             "The dataset must give batches (x, y): add `.batch(...)` to single "
             f"samples. Its elements are {spec}."
+        )
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        raise ValueError(
+            f"{name}: the dataset repeats for ever, and all of its samples are "
+            "used. Remove `.repeat()`, or take as many batches as there are "
+            "to be: `.take(validation_steps)`."
         )
     labels = dataset.map(lambda x, y, *_: y)
     passes = [[y.numpy() for y in labels] for _ in range(2)]

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from helpers import blobs
 
-from cbnn_keras.data.labelled import as_pair, split_labels
+from cbnn_keras.data.labelled import are_finite, as_pair, split_labels
 from cbnn_keras.models.classifier import Classifier
 
 X, Y = blobs()
@@ -30,6 +30,38 @@ def test_data_that_are_no_pair(data):
         rf"\(x, y\); received {type(data).__name__}",
     ):
         as_pair(data)
+
+
+def test_a_dataset_without_end_is_refused():
+    """It was once read for ever."""
+    with pytest.raises(
+        ValueError, match=r"^Mine: .*for ever.*`\.take\(validation_steps\)`"
+    ):
+        split_labels(
+            Classifier(3, False, False), as_dataset(X, Y).repeat(), name="Mine"
+        )
+
+
+def test_what_is_no_number_is_found_in_floating_inputs_alone():
+    wrong = X.astype("float64")
+    wrong[-1, 0] = -np.inf
+    texts = np.array(["nan"] * len(X))
+    for x, expected in (
+        (X, True),
+        (wrong, False),
+        ({"a": texts, "b": X}, True),
+        ([texts, X, wrong], False),
+        ((Y, Y), True),
+    ):
+        assert are_finite(x) is expected
+    values = tf.constant([1.0, np.nan])
+    sparse = tf.SparseTensor([[0, 1], [1, 0]], values, (2, 3))
+    for x, expected in ((X, True), (wrong, False), (texts, True)):
+        pairs, _ = split_labels(Classifier(3, False, False), as_dataset(x, Y))
+        assert are_finite(pairs) is expected
+    batches = tf.data.Dataset.from_tensors((sparse, [0, 1]))
+    pairs, _ = split_labels(Classifier(3, False, False), batches)
+    assert not are_finite(pairs)
 
 
 def test_labels_and_inputs_of_a_dataset_stay_together():
