@@ -255,7 +255,8 @@ class _Averages(Averages):
         self._means = self._blend(np.float32(share), self._means, values)
 
     def values(self) -> list[Any]:
-        return self._means
+        # `predict` gives away the arrays that variables have.
+        return [jnp.array(mean, copy=True) for mean in self._means]
 
     def restore(self, values: list[np.ndarray]) -> None:
         self._means = [jnp.array(value, "float32") for value in values]

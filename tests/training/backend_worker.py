@@ -27,14 +27,15 @@ TEST = generator.normal(size=(40, 4)).astype("float32")
 HELD_OUT = (X[:20], Y[:20])
 
 
-def network(*, dropout=0.2, optimizer=None):
+def network(*, dropout=0.2, optimizer=None, has_norm=True):
     keras.backend.clear_session()  # layers get the same names again
     keras.utils.set_random_seed(3)
+    norm = [keras.layers.BatchNormalization()] if has_norm else []
     model = keras.Sequential(
         [
             keras.Input((4,)),
             keras.layers.Dense(8, activation="relu"),
-            keras.layers.BatchNormalization(),
+            *norm,
             keras.layers.Dropout(dropout),
             keras.layers.Dense(3, activation="softmax"),
         ]
@@ -102,6 +103,13 @@ def plain_fit(seen):
             for name, values in history.history.items()
         ),
     }
+
+
+def averages_are_lent(seen):
+    """Keras gives away what is in the model when it predicts."""
+    cbnn = CBNNCallback(num_checkpoints=3, validation_data=HELD_OUT)
+    call = message(lambda: train(network(has_norm=False), cbnn))
+    seen["without_norm"] = call or [r["step"] for r in cbnn.history]
 
 
 def resumed(directory, seen):
@@ -285,6 +293,7 @@ def variables(seen):
 def main(directory):
     seen = {"backend": keras.backend.backend()}
     plain_fit(seen)
+    averages_are_lent(seen)
     resumed(directory, seen)
     foreign_run(directory, seen)
     snapshots(directory)

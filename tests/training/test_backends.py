@@ -80,6 +80,10 @@ class TestOtherBackends:
     def test_eta_of_zero_is_plain_fit_bit_for_bit(self, seen):
         assert seen["same_as_fit"] == {"weights": True, "logs": True}
 
+    def test_averages_outlast_what_predicts_with_them(self, seen):
+        """A model without BatchNorm predicts with the very averages."""
+        assert seen["without_norm"] == [7, 13, 20]
+
     def test_killed_and_resumed_is_the_run_that_was_not(self, seen):
         assert seen["was_killed"]
         assert seen["same_bytes"]
