@@ -22,6 +22,7 @@ LEVELS = [
         "boosting_policies",
         "patterns",
         "schedules",
+        "auto_restarts",
         "labels",
         "imbalance",
         "calibration",

@@ -72,6 +72,7 @@ def _add(combined: MemoryRun, source: CheckpointEnsemble, offset: int) -> None:
             step=record.step + offset,
             vote=float(share),
             is_final=False,
+            validation_loss=None,  # of a rule that this run has not
         )
         correct = source.run.correct(record.step)
         with source.member(record.step) as model:

@@ -33,7 +33,7 @@ def inspect_run(
     """
     run = RunDirectory.open(directory, max_bytes)
     run.verify()
-    voters = run.voters
+    voters, cycles = run.voters, run.auto_cycles
     rounds = [
         {
             **record.to_json(),
@@ -54,6 +54,8 @@ def inspect_run(
         "note": None if run.is_finished else UNFINISHED,
         "header": run.header.to_json(),
         "rounds": rounds,
+        # What started anew by held-out data votes by its time, not by trust.
+        "restarts_after": [] if cycles is None else cycles.starts,
         "calibration": None
         if run.calibration is None
         else run.calibration.to_json(),
@@ -77,7 +79,8 @@ def print_run(content: Json) -> None:
     # What the run says of itself may come from elsewhere.
     for line in lines:
         console.print(printable(line), soft_wrap=True)
-    console.print(_rounds_table(rounds))
+    silent = "no vote" if content["restarts_after"] else "not trusted"
+    console.print(_rounds_table(rounds, silent))
     named = {"method": header["method"], **header["settings"]}
     settings = ", ".join(f"{name} {value}" for name, value in named.items())
     console.print(printable(f"Settings: {settings}"), soft_wrap=True)
@@ -101,15 +104,16 @@ def _calibration(found: Json, rounds: list[Json]) -> str:
     return text
 
 
-def _vote(record: Json) -> str:
+def _vote(record: Json, silent: str) -> str:
     if not record["is_member"]:
         return "no member"
     if record["is_kept"] and not record["is_voting"]:
-        return "not trusted"
+        return silent
     return f"{record['vote']:.3f}"
 
 
-def _rounds_table(rounds: list[Json]) -> Table:
+def _rounds_table(rounds: list[Json], silent: str) -> Table:
+    """A row for each; what is said of members without a vote is `silent`."""
     table = Table()
     # Without reweighting Z is 1, and so is the bound: nothing to look at.
     of_weights = {"Z": "normaliser", "bound": "bound"}
@@ -123,7 +127,7 @@ def _rounds_table(rounds: list[Json]) -> Table:
             str(r["step"]),
             str(r["epoch"] + 1),
             f"{r['error']:.4f}",
-            _vote(r),
+            _vote(r, silent),
             *(f"{r[name]:.4f}" for name in of_weights.values()),
             decimal(r["bytes"]) if r["is_kept"] else "not kept",
         )

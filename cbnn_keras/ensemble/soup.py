@@ -6,6 +6,7 @@ one of them costs. Between members that started anew there is a barrier.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 import keras
@@ -139,11 +140,25 @@ class Tasting:
         return ", ".join(f"{loss:.4g}" for loss in losses)
 
 
-def why_not_one_cycle(run: Run) -> str | None:
-    """Why members of a run are not on one trajectory, or None if they are."""
+def why_not_one_cycle(run: Run, steps: Sequence[int]) -> str | None:
+    """Why members are not on one trajectory, or None if they are.
+
+    Args:
+        run: Theirs.
+        steps: Of the members.
+    """
     if run.header.method == "parallel":
         return "its members are of networks that were trained separately"
     restarts = run.header.settings.own.get("restarts")
+    cycles = run.auto_cycles
+    if cycles is not None:
+        first = min(cycles.starts, default=math.inf)
+        if steps[-1] <= first:
+            return None  # of the cycle before the first restart
+        return (
+            f"it was trained with restarts={restarts}: members after step "
+            f"{first} started anew"
+        )
     if restarts is not None:
         return (
             f"it was trained with restarts={restarts}: each member started anew"

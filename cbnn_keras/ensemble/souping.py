@@ -101,7 +101,7 @@ class Souping(OneNetwork):
         size = self.run.header.settings.batch_size or DEFAULT_BATCH_SIZE
         taste = Tasting(self.model, self.classifier, data, judges or data, size)
         positions = list(range(len(members)))
-        reason = why_not_one_cycle(self.run)
+        reason = why_not_one_cycle(self.run, self._steps)
         if len(members) > 1 and reason is not None:
             raise self._no_soup(reason, members, taste)
         own_losses = [taste.own_loss(weights) for weights in members]

@@ -1,6 +1,7 @@
 """What a run says about the budget of the next one."""
 
 from cbnn_keras import schedules
+from cbnn_keras.auto_restarts import AutoRestarts, of_settings
 from cbnn_keras.runs.run import Run
 
 # Cycles that leave more of the training set wrong are too short, or labels are.
@@ -11,20 +12,25 @@ def restart_advice(run: Run) -> str | None:
     """When the training set was fit, and which `restarts=` would pay.
 
     Args:
-        run: Finished, of CBNN.
+        run: Of any method.
 
     Returns:
-        A sentence or two, or None for a run that nothing can be said of.
+        A sentence or two, or None for a run that nothing can be said of, as
+        of one that is not finished.
     """
-    if run.header.method != "cbnn" or not run.rounds:
+    if run.header.method != "cbnn" or not run.rounds or not run.is_finished:
         return None
     if run.phases:  # which part of it would be repeated is up to people
         return None
     steps = [record.step for record in run.rounds]
     errors = run.training_errors(steps)
-    restarts = run.header.settings.own.get("restarts")
+    settings = run.header.settings
+    restarts = settings.own.get("restarts")
     if type(restarts) is int:
         return _advice_after(restarts, min(errors))
+    rule = of_settings(settings.own, settings.total_steps)
+    if rule is not None:
+        return _advice_by(rule, run)
     fit_at, num = schedules.affordable_restarts(steps, errors)
     if fit_at is None:
         return (
@@ -36,7 +42,38 @@ def restart_advice(run: Run) -> str | None:
         return f"{text}: there is no budget to spare for restarts."
     # Six checkpoints cannot tell how much earlier it was.
     or_more = " or more" if num == schedules.MOST_RESTARTS else ""
-    return f"{text}: the next run could afford restarts={num}{or_more}."
+    return (
+        f"{text}: the next run could afford restarts={num}{or_more}, or see by "
+        "itself, with restarts='auto' and held-out data."
+    )
+
+
+def _advice_by(rule: AutoRestarts, run: Run) -> str:
+    cycles = run.auto_cycles
+    if cycles is not None and cycles.starts:
+        voters = run.voters
+        num_new = sum(step > cycles.starts[0] for step in voters)
+        return (
+            f"After step {cycles.enough} twice the steps no longer helped on "
+            f"held-out data: {num_new} of {len(voters)} members started anew."
+        )
+    found = [record.validation_loss for record in run.rounds]
+    losses = [loss for loss in found if loss is not None]
+    if losses and not any(map(rule.is_learnt, losses)):
+        return (
+            "On held-out data the loss never was a tenth below that of knowing "
+            "nothing but how frequent classes are: the model never started "
+            "anew."
+        )
+    if cycles is not None and cycles.is_compared:
+        return (
+            "Twice the steps still helped on held-out data: the model never "
+            "started anew."
+        )
+    return (
+        "The run was too short to see whether twice the steps help on held-out "
+        "data: the model never started anew."
+    )
 
 
 def _advice_after(restarts: int, error: float) -> str:

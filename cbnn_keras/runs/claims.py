@@ -9,9 +9,11 @@ import math
 import pathlib
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
+from cbnn_keras.auto_restarts import AUTO
 from cbnn_keras.boosting import Stage
 from cbnn_keras.calibration import (
     LARGEST_SHARE,
@@ -39,6 +41,7 @@ _TOLERANCE = 1e-9  # other machines add and exponentiate a little differently
 # Votes that an ensemble may be saved with: their sums are exact enough.
 SMALLEST_VOTE, LARGEST_VOTE = 1e-9, 1e9
 _PARALLEL = "parallel"  # its votes are shares, its rounds those of other runs
+_MOST_PARTS = 1000  # of a run, for restarts that held-out data decide on
 # In memory, while rounds are recomputed.
 BYTES_PER_SAMPLE = 64
 
@@ -147,6 +150,9 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         likelihood = record.negative_log_likelihood
         if likelihood is not None and not 0 <= likelihood <= _LARGEST_LOSS:
             yield f"the likelihood of the round of step {record.step}"
+        held_out = record.validation_loss
+        if held_out is not None and not 0 <= held_out <= _LARGEST_LOSS:
+            yield f"the held-out loss of the round of step {record.step}"
         of_classes = record.class_error
         if of_classes is not None and not 0 <= of_classes <= 1 + 1e-6:
             yield f"the class error of the round of step {record.step}"
@@ -166,6 +172,7 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
             )
     yield from _wrong_votes(manifest)
     yield from _wrong_trust(manifest)
+    yield from _wrong_restarts(manifest)
     yield from _wrong_phases(manifest)
     yield from _wrong_calibration(manifest)
     state = manifest.state
@@ -185,6 +192,30 @@ def _wrong_trust(manifest: Manifest) -> Iterator[str]:
     if trust.class_margin is not None:
         if any(record.class_error is None for record in manifest.rounds):
             yield "trusted_class_margin, but rounds without a class error"
+
+
+def _wrong_restarts(manifest: Manifest) -> Iterator[str]:
+    settings = manifest.header.settings
+    restarts: Any = settings.own.get("restarts", AUTO)
+    if restarts != AUTO and (type(restarts) is not int or restarts < 1):
+        yield f"restarts is {restarts!r:.100}"
+    if settings.own.get("restarts") != AUTO:
+        return
+    parts: Any = settings.own.get("restart_parts")
+    if type(parts) is not int or not 2 <= parts <= _MOST_PARTS:
+        yield f"restart_parts is {parts!r:.100}"
+    gain = settings.own.get("restart_gain")
+    if type(gain) is not float or not 0 <= gain < 1:
+        yield f"restart_gain is {gain!r:.100}"
+    shortest = settings.own.get("restart_shortest")
+    if type(shortest) is not int or not 0 <= shortest < 2**63:
+        yield f"restart_shortest is {shortest!r:.100}"
+    chance = settings.own.get("restart_chance")
+    if type(chance) is not float or not 0 <= chance <= _LARGEST_LOSS:
+        yield f"restart_chance is {chance!r:.100}"
+    total = settings.total_steps
+    if total is not None and not parts <= total < 2**63:
+        yield f"total_steps is {total}, with restart_parts of {parts}"
 
 
 def _wrong_phases(manifest: Manifest) -> Iterator[str]:

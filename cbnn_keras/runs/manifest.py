@@ -5,10 +5,11 @@ The dataclasses are the schema, and the only one: they are written to
 types of their fields. Their text is that of `manifest_json`, and whether they
 can be true is asked in `claims`.
 
-Format 7 differs from format 6 in the share of a calibration, format 6 from
-format 5 in the calibration of a run and in members that are trusted by the
-error of each class, and format 5 from format 4 in the phases of a run of
-several fits; a run without is still written in the format before.
+Format 8 differs from format 7 in runs that restart by held-out data, format 7
+from format 6 in the share of a calibration, format 6 from format 5 in the
+calibration of a run and in members that are trusted by the error of each class,
+and format 5 from format 4 in the phases of a run of several fits; a run without
+is still written in the format before.
 Format 4 differs from format 3 in the votes that an ensemble was saved with.
 Format 3 differs from format 2 in the checksum that the manifest has of itself.
 Format 2 differs from format 1 in the settings of methods that do not boost as
@@ -36,6 +37,13 @@ from cbnn_keras.trust import Trust
 
 MODEL = "model.keras"
 OWN_DISTRIBUTION = "base.npy"
+# The hash of held-out labels, in the settings of a run that restarts by them.
+HELD_OUT = "held_out"
+# Of a header: what may differ, or is told apart in words.
+_NO_DIFFERENCES = (
+    *("settings", "package_version", "class_names"),
+    *(HELD_OUT, "restart_chance"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,14 +201,16 @@ class Header:
         return {**vars(self), "settings": self.settings.to_json()}
 
     def differences(self, other: "Header") -> list[str]:
-        """What another header says otherwise, but for version and names."""
+        """What another header says otherwise, but for version and names.
+
+        And but for what held-out labels decide, which says nothing to anybody.
+        """
         then, now = ({**vars(h), **h.settings.to_json()} for h in (self, other))
         return [
             f"{printable(name)} was {then.get(name)!r:.300} and is "
             f"{now.get(name)!r:.300}"
             for name in sorted(then.keys() | now.keys())
-            if name not in ("settings", "package_version", "class_names")
-            and then.get(name) != now.get(name)
+            if name not in _NO_DIFFERENCES and then.get(name) != now.get(name)
         ]
 
 
@@ -216,15 +226,22 @@ class Round(Stage):
         class_error: The share of a class that is wrong, by the first
             distribution, averaged over the classes; None in runs of earlier
             versions.
+        validation_loss: The mean of -log p(label) over held-out samples, at
+            the best temperature; None, and not in the file, unless the run
+            restarts by it.
     """
 
     step: int
     epoch: int
     negative_log_likelihood: float | None = None
     class_error: float | None = None
+    validation_loss: float | None = None
 
     def to_json(self) -> Json:
-        return {"step": self.step, "epoch": self.epoch, **vars(self)}
+        content = {"step": self.step, "epoch": self.epoch, **vars(self)}
+        if self.validation_loss is None:
+            del content["validation_loss"]
+        return content
 
 
 @dataclasses.dataclass(frozen=True)

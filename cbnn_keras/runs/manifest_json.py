@@ -16,10 +16,11 @@ from cbnn_keras.support.aliases import Json
 from cbnn_keras.support.faults import RunError, shortened
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 # What is new in a format; without it, earlier versions of the package read what
 # is written.
 _NEW_IN = {
+    8: {"settings.restart_gain"},
     7: {"calibration.share"},
     6: {"calibration", "settings.trusted_class_margin"},
     5: {"phases"},

@@ -12,7 +12,8 @@ from typing import ClassVar
 import keras
 import numpy as np
 
-from cbnn_keras import boosting, patterns
+from cbnn_keras import auto_restarts, boosting, patterns
+from cbnn_keras.auto_restarts import Cycles
 from cbnn_keras.calibration import CalibrationRecord
 from cbnn_keras.runs.manifest import (
     EndedPhase,
@@ -80,11 +81,34 @@ class Run(abc.ABC):
         return self.header.settings.policy.has_bound
 
     @property
+    def auto_cycles(self) -> Cycles | None:
+        """The cycles of a run that restarts by held-out data, so far.
+
+        Nothing starts anew after the final round, whatever its loss.
+        """
+        settings = self.header.settings
+        rule = auto_restarts.of_settings(settings.own, settings.total_steps)
+        if rule is None:
+            return None
+        return rule.cycles(
+            {
+                record.step: record.validation_loss
+                for record in self.rounds
+                if record.validation_loss is not None and not record.is_final
+            }
+        )
+
+    @property
     def voters(self) -> list[int]:
         """The steps of the members that vote unless all are asked for."""
         steps, trust = self.members, self.header.settings.policy.trust
         if self.chosen_votes is not None or trust == ALL or not steps:
             return list(steps)
+        cycles = self.auto_cycles
+        if cycles is not None and cycles.voters is not None:
+            # None of them where all were no better than chance.
+            found = [step for step in steps if step in cycles.voters]
+            return found or steps[-1:]
         rounds = [self.round_at(step) for step in steps]
         is_trusted = trust.voters(
             self.training_errors(steps),

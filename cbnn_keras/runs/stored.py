@@ -14,6 +14,7 @@ from cbnn_keras.models import copying, weight_files
 from cbnn_keras.models.foreign import Foreign
 from cbnn_keras.runs import arrays, claims
 from cbnn_keras.runs.manifest import (
+    HELD_OUT,
     MODEL,
     OWN_DISTRIBUTION,
     Header,
@@ -132,6 +133,12 @@ class StoredRun(Run):
                 "or in another order (that of files read by "
                 "`image_dataset_from_directory` and its kin is the same with "
                 "the same `seed=`)"
+            )
+        held_out = [h.settings.own.get(HELD_OUT) for h in (then, header)]
+        # Or one of them does not restart by such, which is said above.
+        if None not in held_out and held_out[0] != held_out[1]:
+            different.append(
+                "the labels of validation_data are others or in another order"
             )
         if different:
             raise RunError(

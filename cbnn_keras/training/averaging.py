@@ -35,8 +35,12 @@ class MemberWeights:
         """Has the member's weights in the model for a while."""
         yield
 
-    def begin_anew(self) -> None:
-        """Forgets what was before a restart."""
+    def begin_anew(self, horizon: int) -> None:
+        """Forgets what was before a restart.
+
+        Args:
+            horizon: Of averages from now on, in steps.
+        """
 
     def state(self) -> MethodState:
         """What has to be remembered if the process dies."""
@@ -62,15 +66,19 @@ class AveragedWeights(MemberWeights):
 
     def __init__(self, task: Task, horizon: int, reporter: Reporter) -> None:
         self._task = task
-        self._horizon = horizon
-        self._period = min(_LONGEST_PERIOD, max(horizon // 10, 1))
+        self._set_horizon(horizon)
         self._reporter = reporter
         self._last_step = 0
         self._num_updates = 0
+        self._has_own_horizon = False  # other than that of the plan
         # Those of the beginning: layers may be unfrozen on the way.
         self._variables = list(task.model.trainable_variables)
         self._means = engine.in_use().averages(task.model, self._variables)
         self._recompute = StatisticsRecomputer(task.model)
+
+    def _set_horizon(self, horizon: int) -> None:
+        self._horizon = horizon
+        self._period = min(_LONGEST_PERIOD, max(horizon // 10, 1))
 
     def after_step(self, step: int) -> None:
         if step // self._period == self._last_step // self._period:
@@ -116,14 +124,23 @@ class AveragedWeights(MemberWeights):
             for part in parts
         ]
 
-    def begin_anew(self) -> None:
+    def begin_anew(self, horizon: int) -> None:
         self._num_updates = 0
+        if horizon != self._horizon:
+            self._set_horizon(horizon)
+            self._has_own_horizon = True
 
     def state(self) -> MethodState:
-        counts = np.array([self._last_step, self._num_updates])
+        numbers = [self._last_step, self._num_updates]
+        if self._has_own_horizon:
+            numbers.append(self._horizon)
+        counts = np.array(numbers)
         means = map(keras.ops.convert_to_numpy, self._means.values())
         return {"counts": counts, **{str(i): m for i, m in enumerate(means)}}
 
     def restore(self, state: MethodState) -> None:
-        self._last_step, self._num_updates = map(int, state["counts"])
+        self._last_step, self._num_updates, *own = map(int, state["counts"])
+        for horizon in own:
+            self._set_horizon(horizon)
+            self._has_own_horizon = True
         self._means.restore([state[str(i)] for i in range(len(state) - 1)])

@@ -1,14 +1,15 @@
 """CBNN: the method as a callback of `model.fit`."""
 
-import functools
 import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from cbnn_keras import boosting, schedules
+from cbnn_keras.auto_restarts import AUTO
+from cbnn_keras.data.labelled import as_pair
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.support import arguments
-from cbnn_keras.training import intervals
+from cbnn_keras.training import fit_call, intervals
 from cbnn_keras.training.boosting_options import BoostingOptions
 from cbnn_keras.training.checkpointing import CheckpointCallback
 from cbnn_keras.training.plan import (
@@ -17,7 +18,8 @@ from cbnn_keras.training.plan import (
     compiled_rate,
     known_steps,
 )
-from cbnn_keras.training.restarts import NewStarts, Restarting
+from cbnn_keras.training.restart_options import RestartOptions, cosine
+from cbnn_keras.training.restarts import NewStarts
 from cbnn_keras.training.run_arguments import checked_flag
 from cbnn_keras.training.task import Task
 
@@ -90,6 +92,10 @@ class CBNNCallback(CheckpointCallback):
         restarts: K, from 2: the run becomes K cycles, and the model starts anew
             in each. For runs that are several times longer than the model
             needs to fit its training set; in shorter ones it does harm.
+            `"auto"` sees by itself: the run is one cosine until twice the steps
+            no longer help on `validation_data`, and then starts anew in cycles
+            as long as what was enough, two epochs or more (see
+            `auto_restarts`).
         keep: The share of the weights that a restart keeps, from 0 to 1.
             Defaults to 0.
         restart_from: `"fresh"` draws weights from the layers' initializers,
@@ -103,7 +109,9 @@ class CBNNCallback(CheckpointCallback):
         from_logits: Whether the model ends in logits. Defaults to None: read
             from the loss and the last activation.
         validation_data: `(x, y)` or a dataset of batches, to log the accuracy
-            of the ensemble so far; callbacks never see `fit`'s.
+            of the ensemble so far, and for `restarts="auto"` to decide by;
+            callbacks never see `model.fit`'s. For `"auto"`, `callback.fit`
+            passes its own on.
         score_data: The training samples in the order of their index, as
             `(x, y)` or a dataset of single samples: only for a pipeline made
             with `attach_index`.
@@ -148,7 +156,7 @@ class CBNNCallback(CheckpointCallback):
         expected_error: float = 0.05,
         average: bool | float | None = None,
         members: str | None = None,
-        restarts: int | None = None,
+        restarts: int | str | None = None,
         keep: float = 0.0,
         restart_from: str = "fresh",
         head: str | Sequence[str] | None = None,
@@ -181,12 +189,18 @@ class CBNNCallback(CheckpointCallback):
             resume=resume,
             overwrite=overwrite,
         )
+        self._has_own_validation_data = validation_data is not None
         self._num_phases = num_phases
         self.interval = intervals.checked_interval("CBNNCallback", interval)
         self.stops_early = checked_flag(
             "CBNNCallback", "stops_early", stops_early
         )
-        self.restarts = _checked_restarts(restarts)
+        self.restarting = RestartOptions.checked(
+            "CBNNCallback",
+            restarts,
+            NewStarts.checked("CBNNCallback", keep, restart_from, head),
+            learning_rate,
+        )
         self.boosting = self._asked = BoostingOptions.checked(
             "CBNNCallback",
             deviation_rate=deviation_rate,
@@ -194,12 +208,8 @@ class CBNNCallback(CheckpointCallback):
             expected_error=expected_error,
             average=average,
             members=members,
-            has_restarts=restarts is not None,
+            has_restarts=restarts not in (None, AUTO),  # may never restart
         )
-        self.new_starts = NewStarts.checked(
-            "CBNNCallback", keep, restart_from, head
-        )
-        self.learning_rate = _checked_rate(learning_rate)
         self._num_classes = 2  # how many there are is known when `fit` begins
 
     @classmethod
@@ -230,6 +240,8 @@ class CBNNCallback(CheckpointCallback):
         )
 
     def _check_task(self, task: Task) -> None:
+        self.restarting.check(task.model, self.validation_data)
+        self.restarting.warn_of_stopping(self._others)
         num_classes = task.classifier.num_classes
         error = self.boosting.expected_error
         if not boosting.is_better_than_chance(error, num_classes):
@@ -239,6 +251,14 @@ class CBNNCallback(CheckpointCallback):
                 f"of {num_classes} classes."
             )
         self._num_classes = num_classes
+
+    def _see_validation_data(self, data: Any) -> None:
+        if not self.restarting.are_auto or self._has_own_validation_data:
+            return
+        held_out = fit_call.without_weights(data)
+        if held_out is not None:
+            as_pair(held_out, f"{self._name}(restarts='auto'): validation_data")
+        self.validation_data = held_out
 
     @property
     def _is_boosted(self) -> bool:
@@ -251,42 +271,37 @@ class CBNNCallback(CheckpointCallback):
             self.boosting = self._asked.adopted(settings)
 
     def _make_plan(self, total_steps: int, steps_per_epoch: int | None) -> Plan:
-        length, num_kept = total_steps, None
-        if self.restarts is None:
-            checkpoints = self._checkpoints(total_steps, steps_per_epoch)
-            steps, cycles = checkpoints.steps, [total_steps]
-            settings = dict(checkpoints.settings)
-            length, num_kept = checkpoints.length, checkpoints.num_kept
+        held_out = None if self._fit is None else self._fit.accuracy
+        length = (total_steps, steps_per_epoch)
+        actions = self.restarting.actions(*length, held_out)
+        if actions is None:
+            checkpoints = self._checkpoints(*length)
+            planned = checkpoints.steps
         else:
-            steps = cycles = schedules.restart_steps(total_steps, self.restarts)
-            settings = {"restarts": self.restarts, **vars(self.new_starts)}
-            length = cycles[0]
+            checkpoints = actions.checkpoints
+            planned = actions.due(checkpoints.steps)
+        settings = dict(checkpoints.settings)
         if self._num_phases > 1:
             settings["phases"] = self._num_phases
         horizon = None
         if self.boosting.horizon is not None:
             settings["average"] = self.boosting.horizon
-            horizon = max(round(self.boosting.horizon * length), 1)
+            horizon = max(round(self.boosting.horizon * checkpoints.length), 1)
         rate = highest = None
-        if self.learning_rate == "cosine" or (
-            self.learning_rate is None and self.restarts is not None
-        ):
+        if self.restarting.set_the_rate:
             highest = compiled_rate("CBNNCallback", self.model)
             settings["highest_rate"] = highest
-            rate = functools.partial(
-                schedules.annealed_rate, ends=cycles, highest=highest
-            )
+            rate = cosine(actions, total_steps, highest)
+        num_rounds = self._num_phases * len(planned)
         return Plan(
-            steps,
-            self.boosting.policy(
-                self._num_phases * len(steps), self._num_classes
-            ),
+            checkpoints.steps,
+            self.boosting.policy(num_rounds, self._num_classes),
             settings,
             rate,
-            None if self.restarts is None else Restarting(self.new_starts),
+            actions,
             horizon,
             highest,
-            num_kept,
+            checkpoints.num_kept,
         )
 
     def _checkpoints(
@@ -325,18 +340,3 @@ def _check_alone(**options: Any) -> None:
         raise ValueError(
             f"CBNNCallback({', '.join(given)}): give one of them, not several."
         )
-
-
-def _checked_restarts(restarts: Any) -> int | None:
-    if restarts is None:
-        return None
-    return arguments.integer("CBNNCallback", "restarts", restarts, at_least=2)
-
-
-def _checked_rate(learning_rate: Any) -> str | None:
-    if learning_rate not in (None, "cosine", "compiled"):
-        raise ValueError(
-            f"CBNNCallback(learning_rate={learning_rate!r}): must be 'cosine' "
-            "or 'compiled'; give the number to the optimizer."
-        )
-    return learning_rate

@@ -64,6 +64,12 @@ class CheckpointCallback(RunArguments, abc.ABC):
     def _check_task(self, task: Task) -> None:
         """Raises a `ValueError` if the method does not go with the task."""
 
+    def _see_validation_data(self, data: Any) -> None:
+        """Takes note of what `fit` is given, where the callback calls it.
+
+        Called with None when that `fit` has ended.
+        """
+
     @property
     def _is_boosted(self) -> bool:
         """Whether sample weights can change."""
@@ -92,7 +98,12 @@ class CheckpointCallback(RunArguments, abc.ABC):
         """
         pipeline, left = fit_call.divided(self, options)
         train = self.weighted(x, y, **pipeline)
-        return model.fit(train, **fit_call.validated(left, train))
+        given = fit_call.validated(left, train)
+        self._see_validation_data(given.get("validation_data"))
+        try:
+            return model.fit(train, **given)
+        finally:
+            self._see_validation_data(None)
 
     @property
     def history(self) -> list[Json]:

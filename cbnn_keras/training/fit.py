@@ -9,6 +9,7 @@ from typing import Any
 from cbnn_keras.models import engine, keras_internals, replicas
 from cbnn_keras.models.classifier import averages_loss
 from cbnn_keras.runs.advice import restart_advice
+from cbnn_keras.runs.manifest import Round
 from cbnn_keras.runs.run import MethodState
 from cbnn_keras.support.aliases import Logs
 from cbnn_keras.support.console import Reporter
@@ -76,6 +77,11 @@ class Course:
         return len(self.rounds.run.rounds)
 
     @property
+    def last_round(self) -> Round:
+        """What the latest round left."""
+        return self.rounds.run.rounds[-1]
+
+    @property
     def kept(self) -> str:
         """What would be left if the process ended now, as a predicate."""
         if self.is_finished:
@@ -116,17 +122,22 @@ class Course:
         if not self.pending:
             self.end()
             return
-        is_added = self.rounds.add(self.step, self.epoch, is_final=False)
-        if is_added and self.plan.actions is not None:
-            self.plan.actions.after_checkpoint(self)
+        actions = self.plan.actions
+        if actions is not None and not actions.due([self.step]):
+            return
+        self.rounds.add(self.step, self.epoch, is_final=False)
+        # Also where the stop rule left it out: the rate goes on in cycles.
+        if actions is not None:
+            actions.after_checkpoint(self)
 
     def add_checkpoint(self) -> None:
         """Takes a checkpoint now, whatever the plan says."""
         self.rounds.add(self.step, self.epoch, is_final=False)
 
-    def begin_anew(self) -> None:
+    def begin_anew(self, share: float = 1.0) -> None:
         """Forgets the weights so far: the model got others."""
-        self.rounds.member_weights.begin_anew()
+        horizon = max(round(share * (self.plan.horizon or 1)), 1)
+        self.rounds.member_weights.begin_anew(horizon)
 
     def end_epoch(self, logs: Mapping[str, Any]) -> None:
         """Lets the method act on what `fit` has logged."""
@@ -191,7 +202,9 @@ class Course:
 
     def _warn_of_one(self) -> None:
         """Says that there is no ensemble because training ended early."""
-        run, steps = self.rounds.run, self._steps
+        run, steps, actions = self.rounds.run, self._steps, self.plan.actions
+        if actions is not None:
+            steps = actions.due(steps)
         is_growing = self.plan.num_kept is not None
         last = steps[0] if is_growing else steps[0] - 1
         if len(steps) == 1 or len(run.rounds) > 1 or self.step > last:
@@ -199,6 +212,8 @@ class Course:
         advice = "Tell `fit` fewer epochs, or take more checkpoints."
         if is_growing:
             advice = "Train for longer, as with more `patience`."
+        elif run.has_bound and actions is not None:  # restarts
+            advice = "Train for longer, or tell `fit` fewer epochs."
         elif run.has_bound:
             advice = (
                 "Checkpoints that come in time: `CBNNCallback(stops_early="

@@ -1,5 +1,7 @@
 """The arguments of `model.fit`, for a `fit` with `weighted` in front of it."""
 
+from typing import Any
+
 import keras
 
 from cbnn_keras.data.conversion import numbered_as
@@ -46,3 +48,11 @@ def validated(left: Keywords, train: WeightedDataset) -> Keywords:
         x, y, *weights = data
         data = (x, numbered_as(y, train.class_names), *weights)
     return left if data is None else {**left, "validation_data": data}
+
+
+def without_weights(validation_data: Any) -> Any:
+    """`(x, y)` of the `(x, y, sample_weight)` that `fit` takes, too."""
+    is_weighted = (
+        isinstance(validation_data, tuple) and len(validation_data) == 3
+    )
+    return validation_data[:2] if is_weighted else validation_data

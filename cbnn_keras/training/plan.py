@@ -1,12 +1,13 @@
 """What a method is going to do in a run of known length."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
 
 import keras
 
 from cbnn_keras.boosting import Policy
+from cbnn_keras.runs.manifest import Round
 from cbnn_keras.runs.run import MethodState
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.training.task import Task, bare_optimizer
@@ -33,21 +34,38 @@ class Progress(Protocol):
     def num_rounds(self) -> int:
         """How many rounds there were."""
 
+    @property
+    def last_round(self) -> Round:
+        """What the latest round left."""
+
     def add_checkpoint(self) -> None:
         """Takes a checkpoint now, whatever the plan says."""
 
-    def begin_anew(self) -> None:
-        """Forgets the weights so far: the model got others."""
+    def begin_anew(self, share: float = 1.0) -> None:
+        """Forgets the weights so far: the model got others.
+
+        Args:
+            share: What part of the plan's horizon averages have from now on.
+        """
 
 
 class Actions:
     """What a method does between checkpoints: nothing, unless it says so.
 
     One object serves one run, so that a method keeps its state in it.
+
+    Attributes:
+        has_validation_losses: Whether rounds keep the loss on held-out data.
     """
+
+    has_validation_losses: ClassVar[bool] = False
 
     def begin(self, progress: Progress) -> None:
         """Called when a run begins, and not when it is resumed."""
+
+    def due(self, steps: Sequence[int]) -> list[int]:
+        """Those of the plan's steps that have a checkpoint, as things are."""
+        return list(steps)
 
     def after_step(self, progress: Progress) -> None:
         """Called after each execution of steps, before any checkpoint."""
@@ -75,7 +93,7 @@ class Plan:
 
     Attributes:
         steps: The steps of a `fit` with a checkpoint, in order; the last is
-            the end.
+            the end. Of these, `actions` can leave some out (`Actions.due`).
         policy: How checkpoints vote and sample weights change.
         settings: What else decides on the run, for the manifest.
         learning_rate: The rate of a step, from 1, or None where the method

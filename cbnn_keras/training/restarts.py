@@ -7,6 +7,8 @@ from typing import Any
 import keras
 import numpy as np
 
+from cbnn_keras import schedules
+from cbnn_keras.auto_restarts import AutoRestarts
 from cbnn_keras.models.fresh import (
     fresh_weights,
     reset_optimizer,
@@ -14,7 +16,10 @@ from cbnn_keras.models.fresh import (
 )
 from cbnn_keras.runs.run import MethodState
 from cbnn_keras.support import arguments
+from cbnn_keras.training.intervals import Checkpoints
 from cbnn_keras.training.plan import Actions, Progress
+
+_LOSSES = "losses"  # in the state, beside arrays that are called by numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +77,21 @@ class Restarting(Actions):
 
     Args:
         new_starts: What the model starts anew from.
+        checkpoints: When there is one, by default at the end of each cycle.
+
+    Attributes:
+        checkpoints: The same.
     """
 
-    def __init__(self, new_starts: NewStarts) -> None:
+    def __init__(self, new_starts: NewStarts, checkpoints: Checkpoints) -> None:
         self._new_starts = new_starts
+        self.checkpoints = checkpoints
         self._first: list[np.ndarray] = []
+
+    def rate(self, step: int, highest: float) -> float:
+        """The learning rate: a cosine from `highest` in every cycle."""
+        ends = self.checkpoints.steps
+        return schedules.annealed_rate(step, ends, highest)
 
     def begin(self, progress: Progress) -> None:
         model = progress.task.model
@@ -86,6 +101,9 @@ class Restarting(Actions):
             self._first = [np.array(weight) for weight in model.get_weights()]
 
     def after_checkpoint(self, progress: Progress) -> None:
+        self._start_anew(progress)
+
+    def _start_anew(self, progress: Progress, share: float = 1.0) -> None:
         model, keep = progress.task.model, self._new_starts.keep
         begin = _fresh(progress)
         if self._first:
@@ -106,7 +124,7 @@ class Restarting(Actions):
             elif is_anew:
                 variable.assign(start)
         reset_optimizer(model)
-        progress.begin_anew()
+        progress.begin_anew(share)
         progress.reporter.line(
             f"restart after step {progress.step}"
             + (f", keeping {keep:g} of the weights" if keep else ""),
@@ -118,6 +136,66 @@ class Restarting(Actions):
 
     def restore(self, state: MethodState) -> None:
         self._first = [state[str(i)] for i in range(len(state))]
+
+
+class AutoRestarting(Restarting):
+    """Starts anew when twice the steps no longer help on held-out data.
+
+    Args:
+        new_starts: What the model starts anew from.
+        checkpoints: All that there can be.
+        rule: Which of them there are, and when the model starts anew.
+    """
+
+    has_validation_losses = True
+
+    def __init__(
+        self,
+        new_starts: NewStarts,
+        checkpoints: Checkpoints,
+        rule: AutoRestarts,
+    ) -> None:
+        super().__init__(new_starts, checkpoints)
+        self._rule = rule
+        self._losses: dict[int, float] = {}
+        self._cycles = rule.cycles(self._losses)  # asked for in every step
+
+    def rate(self, step: int, highest: float) -> float:
+        return self._cycles.rate(step, highest)
+
+    def due(self, steps: Sequence[int]) -> list[int]:
+        return [step for step in steps if step in self._cycles.checkpoints]
+
+    def after_checkpoint(self, progress: Progress) -> None:
+        was_decided, step = bool(self._cycles.starts), progress.step
+        record = progress.last_round if progress.num_rounds else None
+        # There is none of this step if the stop rule left it out.
+        if record is not None and record.validation_loss is not None:
+            self._losses[record.step] = record.validation_loss
+        cycles = self._cycles = self._rule.cycles(self._losses)
+        if step not in cycles.starts:
+            return
+        length = cycles.length_after(step)
+        if not was_decided:
+            progress.reporter.line(
+                f"held-out loss {self._losses[cycles.enough]:.4f} "
+                f"after step {cycles.enough} and "
+                f"{self._losses[step]:.4f} after step {step}: "
+                f"twice the steps helped by less than {self._rule.gain:.0%}, "
+                f"so that cycles of {length} steps begin",
+                during_epoch=True,
+            )
+        self._start_anew(progress, length / self._rule.total_steps)
+
+    def state(self) -> MethodState:
+        losses = np.array(list(self._losses.items())).reshape(-1, 2)
+        return {**super().state(), _LOSSES: losses}
+
+    def restore(self, state: MethodState) -> None:
+        pairs = state.pop(_LOSSES)
+        self._losses = {int(step): float(loss) for step, loss in pairs}
+        self._cycles = self._rule.cycles(self._losses)
+        super().restore(state)
 
 
 def _fresh(progress: Progress) -> list[np.ndarray]:

@@ -4,7 +4,10 @@
 is, is up to `fit.Course`.
 """
 
+import dataclasses
 import warnings
+
+import numpy as np
 
 from cbnn_keras import boosting
 from cbnn_keras.ensemble.ensemble import CheckpointEnsemble
@@ -36,6 +39,7 @@ class Rounds:
         log_prefix: What names in `fit`'s logs begin with.
         member_weights: What of the model becomes a member.
         num_kept: How many members are kept, the latest ones, or None for all.
+        has_validation_losses: Whether rounds keep the loss on held-out data.
 
     Attributes:
         title: What is printed begins with it.
@@ -50,8 +54,11 @@ class Rounds:
         log_prefix: str,
         member_weights: MemberWeights,
         num_kept: int | None = None,
+        *,
+        has_validation_losses: bool = False,
     ) -> None:
         self.run = run
+        self._has_validation_losses = has_validation_losses
         self._num_kept = num_kept
         self.member_weights = member_weights
         self._task = task
@@ -73,7 +80,7 @@ class Rounds:
         )
         for record in ensemble.rounds:
             with ensemble.member(record.step) as model:
-                accuracy.add_member(model, record)
+                accuracy.add_member(accuracy.predict(model), record)
 
     @property
     def last_step(self) -> int:
@@ -106,9 +113,16 @@ class Rounds:
                 self._scored(step, epoch), step, epoch, is_final=is_final
             )
             member = model if record.is_member else None
-            self.run.add_round(record, bits, member)
-            if self._accuracy is not None and member is not None:
-                self._accuracy.add_member(member, record)
+            if self._accuracy is None:
+                self.run.add_round(record, bits, member)
+            else:
+                held_out = self._accuracy.predict(model)
+                if self._has_validation_losses:
+                    loss = _as_first(self._accuracy.loss(held_out))
+                    record = dataclasses.replace(record, validation_loss=loss)
+                self.run.add_round(record, bits, member)
+                if record.is_member:
+                    self._accuracy.add_member(held_out, record)
         self._boosting.reweight()
         self._tell(record)
         return True
@@ -257,6 +271,12 @@ class Rounds:
         if text not in self._said:
             self._said.add(text)
             self._reporter.line(f"{self.title}: {text}", during_epoch=True)
+
+
+def _as_first(number: float) -> float:
+    """What the first process has found: the others may round otherwise."""
+    said = engine.in_use().processes().broadcast(np.float64(number).tobytes())
+    return float(np.frombuffer(said)[0])
 
 
 def _diverged(what: str, step: int, epoch: int, advice: str) -> ValueError:

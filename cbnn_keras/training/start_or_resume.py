@@ -84,7 +84,10 @@ class Beginning:
         course = self._course(fit, plan, run)
         if plan.actions is not None:
             plan.actions.begin(course)
-        steps = ", ".join(map(str, _shortened(course.pending)))
+        pending = course.pending
+        if plan.actions is not None:
+            pending = plan.actions.due(pending)
+        steps = ", ".join(map(str, _shortened(pending)))
         if plan.num_kept is not None:
             steps += f", of which the latest {plan.num_kept} are kept"
         place = f"run in {self.directory}" if self.directory else "in memory"
@@ -241,6 +244,8 @@ class Beginning:
             if plan.horizon is None
             else AveragedWeights(fit.task, plan.horizon, fit.reporter),
             plan.num_kept,
+            has_validation_losses=plan.actions is not None
+            and plan.actions.has_validation_losses,
         )
         first_epoch = run.settings_of(self.phase).first_epoch or 0
         phase = self._phase(run, first_epoch)

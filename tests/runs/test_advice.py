@@ -1,18 +1,24 @@
 """When a training set was fit, and what the next run could afford."""
 
+import re
+
 import numpy as np
 import pytest
 from helpers import dense_model, header, round_at
 
+from cbnn_keras.auto_restarts import AutoRestarts
 from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.runs.advice import restart_advice
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.runs.run import MemoryRun
 
 
-def run_with(errors, own=None, method="cbnn", own_distribution=None):
+def run_with(
+    errors, own=None, method="cbnn", own_distribution=None, losses=None
+):
     """A run of 200 samples, of which so many are wrong at each checkpoint."""
-    settings = Settings(Boosting(), own=own or {})
+    losses = losses or [None] * len(errors)
+    settings = Settings(Boosting(), own=own or {}, total_steps=1200)
     found = MemoryRun(
         header(
             dense_model(), num_samples=200, settings=settings, method=method
@@ -20,9 +26,9 @@ def run_with(errors, own=None, method="cbnn", own_distribution=None):
         own_distribution,
     )
     for number, num_wrong in enumerate(errors, start=1):
-        found.add_round(
-            round_at(100 * number), np.arange(200) >= num_wrong, None
-        )
+        record = round_at(100 * number, validation_loss=losses[number - 1])
+        found.add_round(record, np.arange(200) >= num_wrong, None)
+    found.finish()
     return found
 
 
@@ -34,13 +40,15 @@ def run_with(errors, own=None, method="cbnn", own_distribution=None):
             [9, 4, 0, 0, 0, 0],
             {},
             "The training set was fit after step 200 of 600: the next run "
-            "could afford restarts=3.",
+            "could afford restarts=3, or see by itself, with restarts='auto' "
+            "and held-out data.",
         ),
         (
             [0] * 9,
             {},
             "The training set was fit after step 100 of 900: the next run "
-            "could afford restarts=6 or more.",
+            "could afford restarts=6 or more, or see by itself, with "
+            "restarts='auto' and held-out data.",
         ),
         (
             [30, 9, 4],
@@ -53,6 +61,12 @@ def run_with(errors, own=None, method="cbnn", own_distribution=None):
             {},
             "12.5% of the training set was wrong in the end: unless labels "
             "are, there is no budget to spare for restarts.",
+        ),
+        (
+            [9, 0],
+            AutoRestarts(1200, chance=1.0).settings,
+            "The run was too short to see whether twice the steps help on "
+            "held-out data: the model never started anew.",
         ),
         (
             [8, 3],
@@ -71,6 +85,30 @@ def run_with(errors, own=None, method="cbnn", own_distribution=None):
 )
 def test_advice(errors, own, expected):
     assert restart_advice(run_with(errors, own)) == expected
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        # Looks after 100, 150, 200 of 1200 steps and so on.
+        ([1.0, 0.95, 0.9], "^On held-out data the loss never was a tenth "),
+        ([1.0, 0.95, 0.89], "^The run was too short to see whether twice"),
+        ([0.8, 0.7, 0.7], "^Twice the steps still helped on held-out data"),
+        ([0.8, 0.79, 0.7], "^After step 100 twice the steps no longer help"),
+    ],
+)
+def test_advice_by_held_out_losses(losses, expected):
+    """Knowing nothing but how frequent classes are has a loss of 1."""
+    rule = AutoRestarts(1200, chance=1.0)
+    run = run_with([9, 9, 9], rule.settings, losses=losses)
+    assert re.search(expected, restart_advice(run))
+
+
+def test_no_advice_on_what_is_not_finished():
+    for own in ({}, {"restarts": 2}, AutoRestarts(1200).settings):
+        run = run_with([9, 9], own)
+        run.is_finished = False
+        assert restart_advice(run) is None
 
 
 def test_no_advice_on_what_is_not_cbnn_or_has_no_rounds():

@@ -45,6 +45,14 @@ def phase(manifest, **changes):
     return {"step": 4, "epoch": 1, "settings": settings, **changes}
 
 
+def auto(**changes):
+    """Settings of restarts by held-out data, and changes of them."""
+    rule = {"restarts": "auto", "restart_parts": 12}
+    rule |= {"restart_gain": 0.03, "restart_shortest": 10}
+    rule |= {"restart_chance": 1.1}
+    return lambda m: m["settings"].update(rule, **changes)
+
+
 def in_round(number, **changes):
     return lambda m: m["rounds"][number].update(changes)
 
@@ -121,6 +129,22 @@ def in_round(number, **changes):
             "trusted_class_margin, but rounds without a class error",
         ),
         (in_round(1, class_error=1.1), "the class error of the round of step"),
+        (in_round(1, validation_loss=-0.1), "the held-out loss of the round"),
+        *(
+            (
+                lambda m, value=value: m["settings"].update(restarts=value),
+                f"restarts is {value!r}",
+            )
+            for value in ("often", 0, 2.0, True, None)
+        ),
+        (auto(restart_parts=None), "restart_parts is None"),
+        (auto(restart_parts=1), "restart_parts is 1"),
+        (auto(restart_parts=2**40), "restart_parts is 1099511627776"),
+        (auto(restart_gain=1.0), "restart_gain is 1.0"),
+        (auto(restart_gain="much"), "restart_gain is 'much'"),
+        (auto(restart_shortest=-1), "restart_shortest is -1"),
+        (auto(restart_chance="x"), "restart_chance is 'x'"),
+        (auto(total_steps=11), "total_steps is 11, with restart_parts of 12"),
         (
             lambda m: m["settings"].update(trusted_ratio=0.5),
             "trusted_ratio is 0.5",

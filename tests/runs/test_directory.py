@@ -442,6 +442,8 @@ def test_manifest_that_is_none(run, content, text):
         ({"settings": {}, "calibration": {}, "phases": []}, 6),
         ({"settings": {"share": 0.1}, "calibration": {}}, 6),
         ({"settings": {}, "calibration": {"share": 0.1}}, 7),
+        ({"settings": {"restarts": 6}}, 4),
+        ({"settings": {"restarts": "auto", "restart_gain": 0.03}}, 8),
     ],
 )
 def test_format_is_the_first_that_knows_what_is_said(
@@ -453,10 +455,10 @@ def test_format_is_the_first_that_knows_what_is_said(
 
 
 def test_manifest_of_a_later_version(run):
-    change_manifest(run, lambda m: m.update(format_version=8))
+    change_manifest(run, lambda m: m.update(format_version=9))
     with refused(
         run / "manifest.json",
-        r"has format version 8; this cbnn_keras reads up to 7. Upgrade: pip",
+        r"has format version 9; this cbnn_keras reads up to 8. Upgrade: pip",
     ):
         RunDirectory.open(run)
 

@@ -29,6 +29,7 @@ OPTIONS = {
     "resumes": False,
     "wrong_labels": None,  # the number of a process that has others
     "batch_size": 20,
+    "epochs": 4,
     "sharded": None,  # each process has samples of its own
     "dies": None,  # (number of the process, step) or (number, "save")
     "signal": "SIGKILL",  # by which it does
@@ -204,7 +205,10 @@ def main(directory, options):
     )
     for _ in range(options["phases"]):
         history = model.fit(
-            train, epochs=4, callbacks=[cbnn, *others], verbose=0
+            train,
+            epochs=options["epochs"],
+            callbacks=[cbnn, *others],
+            verbose=0,
         )
     if NUMBER == 0:
         np.savez(

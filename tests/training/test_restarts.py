@@ -77,6 +77,16 @@ def test_model_becomes_a_blend_with_fresh_weights(keep):
             np.testing.assert_array_equal(a, b)
 
 
+def test_early_stopping_is_warned_of():
+    """It ends training where the model has just started anew."""
+    stop = keras.callbacks.EarlyStopping("cbnn_error", mode="min", patience=9)
+    with pytest.warns(
+        UserWarning, match=r"restarts=2\): `EarlyStopping` is .*Leave it out"
+    ) as caught:
+        fit(stop, restarts=2)
+    assert sum("EarlyStopping` is" in str(w.message) for w in caught) == 1
+
+
 def test_optimizer_and_batch_norm_begin_anew():
     def state(model):
         optimizer = {v.path: np.array(v) for v in model.optimizer.variables}
@@ -315,8 +325,11 @@ def test_subclassed_model_restarts_if_it_can_be_made_again():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"restarts": 1}, "restarts=1.: restarts must be an integer of at lea"),
-        ({"restarts": "auto"}, "restarts must be an integer"),
+        (
+            {"restarts": 1},
+            "restarts=1.: restarts must be 'auto', or an integer",
+        ),
+        ({"restarts": "six"}, "'six'.: restarts must be 'auto', or an integer"),
         ({"restarts": 2, "interval": 3}, "interval=3, restarts=2.: give one"),
         ({"restarts": 2, "num_checkpoints": 3}, "give one of them, not seve"),
         ({"keep": 1}, "keep=1.: keep must be a share of at least 0 and bel"),

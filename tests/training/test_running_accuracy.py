@@ -24,7 +24,8 @@ def test_growing_ensemble_is_judged_as_the_finished_one():
     found = []
     for step, vote in zip((1, 2), (1.0, 2.0), strict=True):
         with ensemble.member(step) as model:
-            accuracy.add_member(model, round_at(step, vote))
+            said = accuracy.predict(model)
+        accuracy.add_member(said, round_at(step, vote))
         found.append(accuracy.accuracy(list(range(1, step + 1))))
     # The third is asked about and not taken in.
     with ensemble.member(3) as model:
@@ -32,10 +33,19 @@ def test_growing_ensemble_is_judged_as_the_finished_one():
             # With the vote of the last one.
             assert accuracy.accuracy_with([1, 2], model) == with_two
         assert accuracy.accuracy([1, 2]) == expected[1]
-        accuracy.add_member(model, round_at(3, 4.0))
+        accuracy.add_member(accuracy.predict(model), round_at(3, 4.0))
     assert [*found, accuracy.accuracy([1, 2, 3])] == expected
     alone = accuracy_score(Y, members[1].argmax(axis=1))
     assert accuracy.accuracy([2]) == alone
+
+
+def test_outputs_that_are_no_numbers_have_no_loss():
+    accuracy = RunningAccuracy((X, Y), Classifier(3, False, False), 16)
+    found = np.full((60, 3), 1 / 3)
+    assert accuracy.loss(found) == pytest.approx(np.log(3))
+    found[7, 1] = np.nan
+    with pytest.raises(ValueError, match="validation_data=.*not finite. Look"):
+        accuracy.loss(found)
 
 
 def test_data_that_do_not_fit_are_refused():

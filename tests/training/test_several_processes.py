@@ -131,6 +131,20 @@ def test_phases_other_methods_and_datasets(train, options):
 
 
 @needs_time
+def test_restarts_by_held_out_data(train):
+    """All start anew by what the first process finds."""
+    options = json.dumps({"restarts": "auto", "epochs": 24})
+    several, one = (
+        train(**where, options=options)
+        for where in ({"processes": 2}, {"devices": 2})
+    )
+    found, expected = result(several), result(one)
+    assert np.array_equal(found["all_steps"], expected["all_steps"])
+    np.testing.assert_allclose(found["votes"], expected["votes"], rtol=1e-9)
+    assert CheckpointEnsemble.load(several[0] / "run").run.auto_cycles.starts
+
+
+@needs_time
 def test_sigterm_of_one_ends_all_and_they_are_resumed(train):
     whole = train(processes=2)
     options = {"resumes": True, "dies": [1, 7], "signal": "SIGTERM"}

@@ -41,6 +41,8 @@ def budget_sections(found: Sequence[Findings]) -> list[Section]:
 
 
 def _budget_part(found: Findings, advice: str | None) -> Part:
+    if advice is None and not found.run.is_finished:
+        return Part(found.name, ["The run is not finished."])
     if advice is None:
         method = found.run.header.method
         return Part(found.name, [f"The method {method!r} has no restarts."])
