@@ -191,13 +191,40 @@ def class_error(
     0.5
     """
     num_classes = int(labels.max()) + 1
-    of_class, wrong = np.zeros((2, num_classes))
+    wrong = sums_by_class(labels, weights, num_classes, ~correct)
+    return mean_share(wrong, sums_by_class(labels, weights, num_classes))
+
+
+def sums_by_class(
+    labels: NDArray[np.integer],
+    weights: NDArray[np.float64],
+    num_classes: int,
+    chosen: NDArray[np.bool_] | None = None,
+) -> NDArray[np.float64]:
+    """What the samples of each class weigh together.
+
+    Args:
+        labels: Class indices, shape `(num_samples,)`.
+        weights: What each sample weighs, same shape.
+        num_classes: k.
+        chosen: Which samples count; None for all.
+
+    Returns:
+        Shape `(num_classes,)`.
+
+    Example:
+
+    >>> sums_by_class(np.array([0, 2, 2]), np.array([0.2, 0.3, 0.5]), 4)
+    array([0.2, 0. , 0.8, 0. ])
+    """
+    sums = np.zeros(num_classes)
     for start in range(0, len(labels), _CHUNK):  # for the sake of memory
         part = slice(start, start + _CHUNK)
         share = weights[part]
-        for sums, of in ((of_class, share), (wrong, share * ~correct[part])):
-            sums += np.bincount(labels[part], of, num_classes)
-    return mean_share(wrong, of_class)
+        if chosen is not None:
+            share = share * chosen[part]
+        sums += np.bincount(labels[part], share, num_classes)
+    return sums
 
 
 def mean_share(

@@ -36,15 +36,18 @@ class Inference(Protocol):
 
 
 class Averages(abc.ABC):
-    """Averages of variables, in float32, on the devices of the variables."""
+    """Averages of variables, in float32, on the devices of the variables.
+
+    One for each variable; where asked for, an average of each average follows.
+    """
 
     @abc.abstractmethod
     def blend(self, share: float) -> None:
-        """averages += share * (variables - averages)."""
+        """averages += share * (variables - averages), one after another."""
 
     @abc.abstractmethod
     def values(self) -> list[Any]:
-        """The averages as tensors of the backend, one for each variable."""
+        """The averages as tensors of the backend."""
 
     @abc.abstractmethod
     def restore(self, values: list[np.ndarray]) -> None:
@@ -151,9 +154,19 @@ class Engine(abc.ABC):
 
     @abc.abstractmethod
     def averages(
-        self, model: keras.Model, variables: list[keras.Variable]
+        self,
+        model: keras.Model,
+        variables: list[keras.Variable],
+        *,
+        of_averages: bool = False,
     ) -> Averages:
-        """Averages of variables of a model, as they are now to begin with."""
+        """Averages of variables of a model, as they are now to begin with.
+
+        Args:
+            model: The model.
+            variables: Of it.
+            of_averages: Whether averages of the averages follow them.
+        """
 
     @abc.abstractmethod
     def without_memory(self, build: Callable[[], T]) -> T:

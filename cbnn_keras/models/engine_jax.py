@@ -170,9 +170,13 @@ class JaxEngine(Engine):
         return found
 
     def averages(
-        self, model: keras.Model, variables: list[keras.Variable]
+        self,
+        model: keras.Model,
+        variables: list[keras.Variable],
+        *,
+        of_averages: bool = False,
     ) -> Averages:
-        return _Averages(model, variables)
+        return _Averages(model, variables, of_averages)
 
     def without_memory(self, build: Callable[[], T]) -> T:
         built: list[T] = []
@@ -233,19 +237,27 @@ class JaxProcesses(Processes):
 
 class _Averages(Averages):
     def __init__(
-        self, model: keras.Model, variables: list[keras.Variable]
+        self,
+        model: keras.Model,
+        variables: list[keras.Variable],
+        of_averages: bool,
     ) -> None:
         self._model = model
         self._variables = variables
-        self._means = [jnp.array(_local(v.value), "float32") for v in variables]
+        self._means = [
+            jnp.array(_local(v.value), "float32")
+            for v in variables * (1 + of_averages)
+        ]
 
         # As new arrays: what a step has given away is gone.
         @jax.jit
         def blend(share: Any, means: Any, values: Any) -> Any:
-            return [
-                mean + share * (value.astype("float32") - mean)
-                for mean, value in zip(means, values, strict=True)
-            ]
+            values, found = list(values), []
+            for position, mean in enumerate(means):
+                value = values[position].astype("float32")
+                found.append(mean + share * (value - mean))
+                values.append(found[-1])
+            return found
 
         self._blend = blend
 

@@ -144,9 +144,13 @@ class TensorFlowEngine(Engine):
         return found
 
     def averages(
-        self, model: keras.Model, variables: list[keras.Variable]
+        self,
+        model: keras.Model,
+        variables: list[keras.Variable],
+        *,
+        of_averages: bool = False,
     ) -> Averages:
-        return _Averages(variables)
+        return _Averages(variables, of_averages)
 
     def without_memory(self, build: Callable[[], T]) -> T:
         with tf.Graph().as_default():
@@ -174,10 +178,12 @@ class TensorFlowEngine(Engine):
 class _Averages(Averages):
     """In variables on the devices of others, mirrored nowhere."""
 
-    def __init__(self, variables: list[keras.Variable]) -> None:
+    def __init__(
+        self, variables: list[keras.Variable], of_averages: bool
+    ) -> None:
         def make() -> list[tf.Variable]:
             copies = []
-            for variable in variables:
+            for variable in variables * (1 + of_averages):
                 array = keras.ops.convert_to_numpy(variable)
                 with tf.device(variable.value.device):
                     value = tf.cast(array, tf.float32)
@@ -185,7 +191,10 @@ class _Averages(Averages):
             return copies
 
         self._means = replicas.outside_strategies(make)
-        self._blend = _blend(self._means, [v.value for v in variables])
+        values = [v.value for v in variables]
+        if of_averages:
+            values += self._means[: len(variables)]
+        self._blend = _blend(self._means, values)
 
     def blend(self, share: float) -> None:
         self._blend(tf.constant(share))

@@ -74,9 +74,13 @@ class TorchEngine(Engine):
         return found
 
     def averages(
-        self, model: keras.Model, variables: list[keras.Variable]
+        self,
+        model: keras.Model,
+        variables: list[keras.Variable],
+        *,
+        of_averages: bool = False,
     ) -> Averages:
-        return _Averages(variables)
+        return _Averages(variables, of_averages)
 
     def without_memory(self, build: Callable[[], T]) -> T:
         with keras.device("meta"):
@@ -102,18 +106,24 @@ class TorchEngine(Engine):
 
 
 class _Averages(Averages):
-    def __init__(self, variables: list[keras.Variable]) -> None:
+    def __init__(
+        self, variables: list[keras.Variable], of_averages: bool
+    ) -> None:
         self._variables = variables
         self._means = [
-            v.value.detach().to(torch.float32, copy=True) for v in variables
+            v.value.detach().to(torch.float32, copy=True)
+            for v in variables * (1 + of_averages)
         ]
 
     @torch.no_grad()
     def blend(self, share: float) -> None:
         # In float32 as on the other backends.
         factor = float(np.float32(share))
-        for mean, variable in zip(self._means, self._variables, strict=True):
-            mean += factor * (variable.value.to(torch.float32) - mean)
+        values = [v.value.to(torch.float32) for v in self._variables]
+        # Behind the averages come averages of them, if there are any.
+        values += self._means[: len(self._means) - len(values)]
+        for mean, value in zip(self._means, values, strict=True):
+            mean += factor * (value - mean)
 
     def values(self) -> list[Any]:
         return self._means

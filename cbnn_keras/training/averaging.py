@@ -58,13 +58,25 @@ class AveragedWeights(MemberWeights):
     were made all count alike. Statistics of BatchNorm are recomputed for the
     average, in a pass over training samples without augmentation.
 
+    An average is some steps behind what it is of, and an average of averages
+    twice as many: lag-free, a member is twice the average minus that (Brown's
+    double exponential smoothing), which follows a trend and is as steady.
+
     Args:
         task: What is trained on what.
         horizon: In steps.
         reporter: Shows the progress of the pass.
+        is_lag_free: Whether averages keep up with the weights.
     """
 
-    def __init__(self, task: Task, horizon: int, reporter: Reporter) -> None:
+    def __init__(
+        self,
+        task: Task,
+        horizon: int,
+        reporter: Reporter,
+        *,
+        is_lag_free: bool = False,
+    ) -> None:
         self._task = task
         self._set_horizon(horizon)
         self._reporter = reporter
@@ -73,7 +85,9 @@ class AveragedWeights(MemberWeights):
         self._has_own_horizon = False  # other than that of the plan
         # Those of the beginning: layers may be unfrozen on the way.
         self._variables = list(task.model.trainable_variables)
-        self._means = engine.in_use().averages(task.model, self._variables)
+        self._means = engine.in_use().averages(
+            task.model, self._variables, of_averages=is_lag_free
+        )
         self._recompute = StatisticsRecomputer(task.model)
 
     def _set_horizon(self, horizon: int) -> None:
@@ -100,10 +114,10 @@ class AveragedWeights(MemberWeights):
         engine.in_use().sync(model)
         kept = [np.array(weight) for weight in model.get_weights()]
         try:
-            for variable, mean in zip(
-                self._variables, self._means.values(), strict=True
+            for variable, value in zip(
+                self._variables, self._values(), strict=True
             ):
-                variable.assign(keras.ops.cast(mean, variable.dtype))
+                variable.assign(keras.ops.cast(value, variable.dtype))
             if self._task.samples.own is None:
                 self._recompute(*self._parts())
             else:
@@ -111,6 +125,18 @@ class AveragedWeights(MemberWeights):
             yield
         finally:
             model.set_weights(kept)
+
+    def _values(self) -> list[Any]:
+        means, num = self._means.values(), len(self._variables)
+        means, behind = means[:num], means[num:]
+        if not behind:
+            return means
+        values = [2 * mean - b for mean, b in zip(means, behind, strict=True)]
+        # Twice minus once leaves what is convex, such as weights of at least 0.
+        return [
+            value if variable.constraint is None else variable.constraint(value)
+            for variable, value in zip(self._variables, values, strict=True)
+        ]
 
     def _parts(self) -> list[Iterable[Any]]:
         """Batches, of each device where each has samples of its own."""

@@ -6,6 +6,7 @@ when the run began.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,64 @@ from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.support import arguments
 from cbnn_keras.trust import ALL, Trust
 
-# The horizon of an averaged member, as a share of its cycle or of the run.
-DEFAULT_HORIZON = 0.05
+_LAG_FREE = "lag_free"  # in the settings of a run
+# The rarest class has a fifth of the most frequent one's samples, or less.
+_IMBALANCE = 5
 # Half a point of training error, over all samples and averaged over classes.
 DEFAULT_TRUST = Trust(margin=0.005, class_margin=0.005)
 # Training as it is without: no larger ratio was better on held-out data.
 DEFAULT_RATIO = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Averaging:
+    """How the weights of a member are averaged.
+
+    Attributes:
+        horizon: As a share of its cycle or of the run.
+        is_lag_free: Whether averages keep up with the weights.
+    """
+
+    horizon: float
+    is_lag_free: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a run remembers of it, see `of_settings`."""
+        found: dict[str, Any] = {"average": self.horizon}
+        return found | ({_LAG_FREE: True} if self.is_lag_free else {})
+
+    @classmethod
+    def of_settings(cls, own: Mapping[str, Any]) -> "Averaging | None":
+        """What a run was trained by, or None for the model as it is."""
+        horizon = own.get("average")
+        return (
+            None if horizon is None else cls(horizon, own.get(_LAG_FREE, False))
+        )
+
+
+AVERAGES = Averaging(0.05)
+# Averages lag behind most of all in what the weights know of rare classes.
+_OF_RARE_CLASSES = Averaging(0.15, is_lag_free=True)
+
+
+def averaging_of(class_sums: np.ndarray) -> Averaging:
+    """How members are averaged by default.
+
+    Args:
+        class_sums: What the training samples of each class weigh together.
+
+    Example:
+
+    >>> averaging_of(np.array([50, 50, 11, 0]))
+    Averaging(horizon=0.05, is_lag_free=False)
+    >>> averaging_of(np.array([50, 50, 10, 0]))
+    Averaging(horizon=0.15, is_lag_free=True)
+    """
+    known = class_sums[class_sums > 0]
+    # Sums are rounded: their last digits must not decide.
+    is_imbalanced = known.min() * _IMBALANCE <= known.max() * (1 + 1e-9)
+    return _OF_RARE_CLASSES if is_imbalanced else AVERAGES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,19 +85,20 @@ class BoostingOptions:
         deviation_rate: eta, or None where the ratio says it.
         largest_ratio: R, or None where eta is given.
         expected_error: The error expected of the final model.
-        horizon: Of averaged members, as a share of the run; None for the model
-            as it is.
+        averaging: Of members; None for the model as it is.
         trust: Which members vote.
         left_open: Which of `"rate"`, `"average"` and `"members"` the user has
             said nothing of.
+        asks_for_classes: Whether classes decide on the averaging.
     """
 
     deviation_rate: float | None
     largest_ratio: float | None
     expected_error: float
-    horizon: float | None
+    averaging: Averaging | None
     trust: Trust
     left_open: frozenset[str]
+    asks_for_classes: bool
 
     @classmethod
     def checked(
@@ -85,9 +139,10 @@ class BoostingOptions:
                 allowed="a number between 0 and 1, below 1 - 1/k for k "
                 "classes; the default is 0.05",
             ),
-            _checked_horizon(owner, True if average is None else average),
+            _checked_averaging(owner, True if average is None else average),
             _checked_trust(owner, members),
             frozenset(name for name, is_given in given.items() if not is_given),
+            average is None or average is True,
         )
 
     @property
@@ -98,13 +153,16 @@ class BoostingOptions:
     def adopted(self, settings: Settings) -> "BoostingOptions":
         """These options for a run that was begun with other defaults."""
         policy, found = settings.policy, self
+        averaging = Averaging.of_settings(settings.own)
         if "rate" in self.left_open:
             found = dataclasses.replace(
                 found, deviation_rate=policy.deviation_rate, largest_ratio=None
             )
-        if "average" in self.left_open:
-            horizon = settings.own.get("average")
-            found = dataclasses.replace(found, horizon=horizon)
+        # `average=True` is as it was meant when the run began.
+        if "average" in self.left_open or (self.asks_for_classes and averaging):
+            found = dataclasses.replace(
+                found, averaging=averaging, asks_for_classes=False
+            )
         # "trusted" is as it was meant when the run began.
         is_meant = ALL not in (self.trust, policy.trust)
         if is_meant or "members" in self.left_open:
@@ -149,11 +207,11 @@ def _checked_ratio(owner: str, ratio: Any) -> float | None:
     )
 
 
-def _checked_horizon(owner: str, average: Any) -> float | None:
-    """The horizon of averaged members, or None for the model as it is."""
+def _checked_averaging(owner: str, average: Any) -> Averaging | None:
+    """How members are averaged, or None for the model as it is."""
     if isinstance(average, (bool, np.bool_)):
-        return DEFAULT_HORIZON if average else None
-    return arguments.number(
+        return AVERAGES if average else None
+    horizon = arguments.number(
         owner,
         "average",
         average,
@@ -161,6 +219,7 @@ def _checked_horizon(owner: str, average: Any) -> float | None:
         below=1,
         allowed="True, False, or a share of the run between 0 and 1",
     )
+    return Averaging(horizon)
 
 
 def _checked_trust(owner: str, members: Any) -> Trust:

@@ -10,7 +10,11 @@ from cbnn_keras.data.labelled import as_pair
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.support import arguments
 from cbnn_keras.training import fit_call, intervals
-from cbnn_keras.training.boosting_options import BoostingOptions
+from cbnn_keras.training.boosting_options import (
+    Averaging,
+    BoostingOptions,
+    averaging_of,
+)
 from cbnn_keras.training.checkpointing import CheckpointCallback
 from cbnn_keras.training.plan import (
     DEFAULT_NUM_CHECKPOINTS,
@@ -83,7 +87,9 @@ class CBNNCallback(CheckpointCallback):
             statistics of BatchNorm recomputed for it, and not the model at its
             checkpoint; or the horizon of the average as a share of the run (of
             a cycle, with `restarts`). Training is the same, bit for bit.
-            True, the default, stands for 0.05.
+            True, the default, stands for 0.05; where a class has a fifth of
+            the samples of the most frequent one, or less, for averages over
+            0.15 of the run that do not lag behind the weights.
         members: Which members vote unless asked otherwise: `"all"`, as in the
             paper and the default with `restarts`, or `"trusted"`, the default
             without: those whose training error, over all samples and averaged
@@ -283,10 +289,10 @@ class CBNNCallback(CheckpointCallback):
         settings = dict(checkpoints.settings)
         if self._num_phases > 1:
             settings["phases"] = self._num_phases
-        horizon = None
-        if self.boosting.horizon is not None:
-            settings["average"] = self.boosting.horizon
-            horizon = max(round(self.boosting.horizon * checkpoints.length), 1)
+        averaging, horizon = self._averaging(), None
+        if averaging is not None:
+            settings |= averaging.settings
+            horizon = max(round(averaging.horizon * checkpoints.length), 1)
         rate = highest = None
         if self.restarting.set_the_rate:
             highest = compiled_rate("CBNNCallback", self.model)
@@ -302,7 +308,14 @@ class CBNNCallback(CheckpointCallback):
             horizon,
             highest,
             checkpoints.num_kept,
+            averaging is not None and averaging.is_lag_free,
         )
+
+    def _averaging(self) -> Averaging | None:
+        task = None if self._fit is None else self._fit.task
+        if task is None or not self.boosting.asks_for_classes:
+            return self.boosting.averaging
+        return averaging_of(task.class_sums())
 
     def _checkpoints(
         self, total_steps: int, steps_per_epoch: int | None

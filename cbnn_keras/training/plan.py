@@ -105,6 +105,7 @@ class Plan:
             None for members that are the model at its checkpoint.
         num_kept: How many members are kept, the latest ones, or None for all.
             The rounds of the others stay.
+        is_lag_free: Whether these averages keep up with the weights.
     """
 
     steps: list[int]
@@ -115,6 +116,7 @@ class Plan:
     horizon: int | None = None
     compiled_rate: float | None = None
     num_kept: int | None = None
+    is_lag_free: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -242,7 +242,12 @@ class Beginning:
             self.log_prefix,
             MemberWeights()
             if plan.horizon is None
-            else AveragedWeights(fit.task, plan.horizon, fit.reporter),
+            else AveragedWeights(
+                fit.task,
+                plan.horizon,
+                fit.reporter,
+                is_lag_free=plan.is_lag_free,
+            ),
             plan.num_kept,
             has_validation_losses=plan.actions is not None
             and plan.actions.has_validation_losses,

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from cbnn_keras import metrics
 from cbnn_keras.data.indexed import Samples, Track
 from cbnn_keras.data.labelled import as_pair
 from cbnn_keras.data.sample_weights import SampleWeights
@@ -45,6 +46,14 @@ class Task:
         narrow = np.min_scalar_type(self.classifier.num_classes - 1)
         labels = self.labels.astype(narrow)
         return engine.in_use().processes().gather(labels)
+
+    def class_sums(self) -> np.ndarray:
+        """What the samples of each class weigh together, before any round."""
+        return metrics.sums_by_class(
+            self.all_labels(),
+            self.weights.first_distribution,
+            self.classifier.num_classes,
+        )
 
     @property
     def shuffle(self) -> bool | int:

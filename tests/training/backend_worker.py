@@ -290,6 +290,27 @@ def variables(seen):
     build()  # nobody watches any more
 
 
+def averages(seen):
+    """How far averages, and those of them, are behind weights that grow."""
+    model = network()
+    weights = model.trainable_variables
+    means = engine.in_use().averages(model, weights, of_averages=True)
+    for share in (1.0, 0.5, 0.25):
+        for weight in weights:
+            weight.assign(weight + 1)
+        means.blend(share)
+    values = [keras.ops.convert_to_numpy(mean) for mean in means.values()]
+    behind = [
+        value - keras.ops.convert_to_numpy(weight)
+        for value, weight in zip(values, [*weights, *weights], strict=True)
+    ]
+    num = len(weights)
+    seen["behind"] = [
+        [float(part.mean()) for part in parts]
+        for parts in (behind[:num], behind[num:])
+    ]
+
+
 def main(directory):
     seen = {"backend": keras.backend.backend()}
     plain_fit(seen)
@@ -302,6 +323,7 @@ def main(directory):
     if seen["backend"] == "jax":
         refusals_of_jax(seen)
     variables(seen)
+    averages(seen)
     predicted(directory, seen)
     (directory / "seen.json").write_text(json.dumps(seen))
 

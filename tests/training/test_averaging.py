@@ -56,6 +56,144 @@ def test_member_is_the_exponential_average(average, horizon, period):
         np.testing.assert_array_equal(a.astype("float32"), b)
 
 
+def rare(ratio=5):
+    """Samples whose last class has so many fewer than the others."""
+    x, y = blobs(120)
+    kept = np.concatenate([np.flatnonzero(y == c) for c in (0, 1)])
+    kept = np.append(kept, np.flatnonzero(y == 2)[: 40 // ratio])
+    kept = np.random.default_rng(0).permutation(kept)
+    return x[kept], y[kept]
+
+
+def expected_without_lag(weights, horizon, period):
+    """Of a straight line: 2 a - b, b what the average a is averaged to."""
+    of_steps = [
+        expected_average(weights[:step], horizon, period)
+        for step in range(1, len(weights) + 1)
+    ]
+    first = of_steps[period - 1 :: period]
+    behind = None
+    for num, means in enumerate(first, start=1):
+        share = max(1 - np.exp(-period / horizon), 1 / num)
+        behind = behind or means
+        behind = [
+            b + share * (m - b) for b, m in zip(behind, means, strict=True)
+        ]
+    return [2 * m - b for m, b in zip(first[-1], behind, strict=True)]
+
+
+def test_averages_keep_up_with_the_weights_where_a_class_is_rare():
+    x, y = rare()
+    model, trace = dense_model(), Trace()
+    cbnn = CBNNCallback(num_checkpoints=2)
+    train = cbnn.weighted(x, y, batch_size=22, seed=1)
+    model.fit(train, epochs=15, callbacks=[trace, cbnn], verbose=0)
+    assert len(trace.weights) == 60
+    assert cbnn.run.header.settings.own["average"] == 0.15
+    assert cbnn.run.header.settings.own["lag_free"] is True
+    for step in (30, 60):
+        expected = expected_without_lag(trace.weights[:step], 9, 1)
+        with cbnn.ensemble("all").member(step) as member:
+            for a, b in zip(expected, member.get_weights(), strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_what_has_no_lag_follows_a_straight_line():
+    """Weights that grow by one a step, long after the beginning."""
+    line = [[np.array(float(step))] for step in range(1, 401)]
+    average = expected_average(line, horizon=10, period=1)
+    assert 400 - average[0] == pytest.approx(9.508, abs=0.001)  # 1/(e^0.1 - 1)
+    found = expected_without_lag(line, horizon=10, period=1)
+    assert found[0] == pytest.approx(400, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "options", "is_lag_free"),
+    [
+        (5, {}, True),
+        (5, {"average": True}, True),
+        (4, {}, False),
+        (5, {"average": 0.1}, False),
+        (5, {"average": False}, False),
+    ],
+    ids=str,
+)
+def test_which_runs_have_averages_without_lag(ratio, options, is_lag_free):
+    cbnn = CBNNCallback(num_checkpoints=1, **options)
+    train = cbnn.weighted(*rare(ratio), batch_size=22, seed=1)
+    dense_model().fit(train, epochs=1, callbacks=[cbnn], verbose=0)
+    settings = cbnn.run.header.settings.own
+    assert settings.get("lag_free", False) == is_lag_free
+
+
+def test_samples_that_weigh_more_are_not_rare():
+    x, y = rare()
+    cbnn = CBNNCallback(num_checkpoints=1)
+    weights = {0: 1.0, 1: 1.0, 2: 2.0}
+    train = cbnn.weighted(x, y, class_weight=weights, batch_size=22, seed=1)
+    dense_model().fit(train, epochs=1, callbacks=[cbnn], verbose=0)
+    assert "lag_free" not in cbnn.run.header.settings.own
+
+
+@pytest.mark.parametrize("options", [{}, {"average": True}], ids=str)
+def test_a_run_with_the_averages_of_before_keeps_them(tmp_path, options):
+    """As a run of an earlier version, on data with a rare class."""
+    fit_rare(tmp_path / "whole", average=0.05)
+    with pytest.raises(Stop):
+        fit_rare(tmp_path / "run", StopAfter(epoch=2), average=0.05)
+    cbnn = fit_rare(tmp_path / "run", **options)
+    assert "lag_free" not in cbnn.run.header.settings.own
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+
+
+def fit_rare(directory, *others, **options):
+    keras.backend.clear_session()  # names of layers as in a new process
+    keras.utils.set_random_seed(3)
+    cbnn = CBNNCallback(directory, num_checkpoints=3, resume=True, **options)
+    train = cbnn.weighted(*rare(), batch_size=22, seed=1)
+    model = dense_model()
+    model.fit(train, epochs=6, callbacks=[cbnn, *others], verbose=0)
+    return cbnn
+
+
+@pytest.mark.large
+@pytest.mark.parametrize("options", [{}, {"average": True}], ids=str)
+def test_resumed_run_without_lag_equals_uninterrupted(tmp_path, options):
+    fit_rare(tmp_path / "whole")
+    with pytest.raises(Stop):
+        fit_rare(tmp_path / "run", StopAfter(epoch=3, batch=2))
+    cbnn = fit_rare(tmp_path / "run", **options)
+    assert cbnn.run.header.settings.own["lag_free"] is True
+    assert contents(tmp_path / "run") == contents(tmp_path / "whole")
+    manifest = (tmp_path / "run" / "manifest.json").read_text()
+    assert '"format_version": 8' in manifest
+
+
+def test_weights_with_a_constraint_keep_it():
+    """Twice an average minus another can leave what both are in."""
+    x, y = rare()
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(
+                3, "softmax", kernel_constraint=keras.constraints.NonNeg()
+            ),
+        ]
+    )
+    model.compile(keras.optimizers.SGD(0.5), "sparse_categorical_crossentropy")
+    model.layers[0].kernel.assign(np.ones((4, 3)))
+    trace = Trace()
+    cbnn = CBNNCallback(num_checkpoints=1)
+    train = cbnn.weighted(x, y, batch_size=22, seed=1)
+    model.fit(train, epochs=8, callbacks=[trace, cbnn], verbose=0)
+    free = expected_without_lag(trace.weights, 5, 1)
+    assert free[0].min() < -1e-3
+    with cbnn.ensemble().member(32) as member:
+        kernel, bias = member.get_weights()
+    np.testing.assert_allclose(kernel, np.maximum(free[0], 0), atol=1e-5)
+    np.testing.assert_allclose(bias, free[1], atol=1e-5)
+
+
 def test_training_is_the_same_bit_for_bit():
     """BatchNorm, Dropout, Adam, metrics; without updates of the weights."""
     x, y = images()
@@ -184,7 +322,12 @@ def test_average_in_mixed_precision(policy):
 
 
 @pytest.mark.large
-def test_average_on_several_devices_is_that_of_one():
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [(blobs(), {"average": 0.2}), (rare(), {})],
+    ids=["average", "lag-free"],
+)
+def test_average_on_several_devices_is_that_of_one(data, options):
     found = []
     for num_devices in (1, 2):
         keras.utils.set_random_seed(1)
@@ -204,10 +347,10 @@ def test_average_on_several_devices_is_that_of_one():
             model.compile(
                 keras.optimizers.SGD(0.1), "sparse_categorical_crossentropy"
             )
-        x, y = blobs()
-        cbnn = CBNNCallback(average=0.2, num_checkpoints=3)
-        train = cbnn.weighted(x, y, batch_size=24, seed=1)
-        model.fit(train, epochs=3, callbacks=[cbnn], verbose=0)
+        x, y = data
+        cbnn = CBNNCallback(num_checkpoints=3, **options)
+        train = cbnn.weighted(x, y, batch_size=len(y) // 4, seed=1)
+        model.fit(train, epochs=5, callbacks=[cbnn], verbose=0)
         found.append((cbnn.ensemble().votes, cbnn.ensemble().predict(x)))
     np.testing.assert_allclose(found[0][0], found[1][0], rtol=1e-5)
     np.testing.assert_allclose(found[0][1], found[1][1], atol=1e-4)

@@ -88,6 +88,12 @@ class TestOtherBackends:
         assert seen["was_killed"]
         assert seen["same_bytes"]
 
+    def test_averages_of_averages(self, seen, of_tensorflow):
+        """Three steps of one: averages of 1, 1.5 and 1.875, of them 1.40625."""
+        for found in (seen["behind"], of_tensorflow["behind"]):
+            np.testing.assert_allclose(found[0], 1.875 - 3, atol=1e-5)
+            np.testing.assert_allclose(found[1], 1.40625 - 3, atol=1e-5)
+
     def test_its_run_loads_and_predicts_here(self, seen):
         loaded = CheckpointEnsemble.load(seen.directory / "whole")
         found = loaded.predict(worker_inputs(), verbose=0)

@@ -12,6 +12,7 @@ from cbnn_keras import CBNNCallback, CheckpointEnsemble, RunError, metrics
 from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.runs.run import MemoryRun
+from cbnn_keras.training.boosting_options import Averaging
 from cbnn_keras.trust import ALL, Trust
 
 
@@ -108,7 +109,10 @@ def test_a_saved_ensemble_is_the_one_that_was_saved(run, tmp_path):
 
 def test_defaults():
     found = CBNNCallback().boosting
-    assert (found.horizon, found.trust) == (0.05, Trust(0.005, 0.005))
+    assert (found.averaging, found.trust) == (
+        Averaging(0.05),
+        Trust(0.005, 0.005),
+    )
     assert (found.largest_ratio, found.deviation_rate) == (1.0, None)
     # Members that start anew are worth the same, whichever comes last.
     assert CBNNCallback(restarts=3).boosting.trust == ALL
@@ -160,7 +164,7 @@ def test_the_paper_lets_all_vote_as_they_are(run):
     directory, _, x, y = run
     cbnn, model, _, _ = trained(num_checkpoints=3)
     paper = CBNNCallback.paper(num_checkpoints=3).boosting
-    assert (paper.horizon, paper.trust) == (None, ALL)
+    assert (paper.averaging, paper.trust) == (None, ALL)
     assert paper.deviation_rate == 0.01
     assert len(cbnn.ensemble()) == 3
     np.testing.assert_array_equal(
