@@ -29,6 +29,7 @@ import tensorflow as tf
 from accuracy_lines import read
 from accuracy_methods import (
     ADDED,
+    AUTO,
     ONLY_IMBALANCED,
     RESTARTS,
     TUNED,
@@ -50,7 +51,7 @@ RESULTS = pathlib.Path(__file__).parent / "results" / "accuracy.jsonl"
 PICTURE = RESULTS.parents[2] / "docs" / "images" / "accuracy.png"
 TUNING_SEED = 1000
 # What is also judged after division by the training priors.
-WITH_PRIORS = ("cosine", "CBNN, cosine", *RESTARTS)
+WITH_PRIORS = ("cosine", "CBNN, cosine", *RESTARTS, AUTO)
 
 
 class Lines:

@@ -27,14 +27,16 @@ from accuracy_methods import NUM_CHECKPOINTS, Outcome, Setting, policy_of, voted
 from accuracy_tasks import BUDGETS, TASKS, VARIANTS
 from accuracy_training import Course
 
-from cbnn_keras import metrics, schedules
+from cbnn_keras import imbalance, metrics, schedules
 from cbnn_keras.analysis.calibration import fit_temperature, scale
+from cbnn_keras.training.boosting_options import AVERAGES, Averaging
 from cbnn_keras.trust import ALL, Trust
 
 CHOICE = RESULTS.with_name("choice.jsonl")
 RATIOS = (1.0, 1.1, 1.3)
 IMBALANCED_RATIOS = (*RATIOS, 2.0)
 OF_ERROR = Trust(margin=0.005)
+OF_BOTH = Trust(margin=0.005, class_margin=0.005)
 RULES = {
     "the last": Trust(margin=0.0),
     "margin 0.02": Trust(margin=0.02),
@@ -45,7 +47,12 @@ KEEPS = (0.0, 0.3, 0.6)
 OF_CLASSES = {
     "error margin": OF_ERROR,
     "class margin": Trust(class_margin=0.005),
-    "both margins": Trust(margin=0.005, class_margin=0.005),
+    "both margins": OF_BOTH,
+}
+OF_AVERAGES = {
+    "average 0.05": AVERAGES,
+    "lag-free 0.1": Averaging(0.1, is_lag_free=True),
+    "lag-free 0.15": Averaging(0.15, is_lag_free=True),
 }
 
 
@@ -59,8 +66,8 @@ def ratios(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
             rate = functools.partial(_constant, value=setting.rate)
         for ratio in tested:
             policy = policy_of(setting, NUM_CHECKPOINTS, OF_ERROR, ratio)
-            horizon = setting.horizon(setting.total_steps)
-            course = Course(setting.checkpoints, rate, policy, horizon)
+            averages = setting.averages(setting.total_steps, AVERAGES)
+            course = Course(setting.checkpoints, rate, policy, **averages)
             found = setting.train(course)
             yield script, f"ratio {ratio}", setting, voted(found, policy)
             for name, trust in RULES.items() if ratio == 1 else ():
@@ -81,13 +88,49 @@ def classes(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
         if script == "plain":
             rate = functools.partial(_constant, value=setting.rate)
         policy = policy_of(setting, NUM_CHECKPOINTS, ALL)
-        horizon = setting.horizon(setting.total_steps)
+        averages = setting.averages(setting.total_steps, AVERAGES)
         found = setting.train(
-            Course(setting.checkpoints, rate, policy, horizon)
+            Course(setting.checkpoints, rate, policy, **averages)
         )
         for name, trust in OF_CLASSES.items():
             rule = policy_of(setting, NUM_CHECKPOINTS, trust)
             yield script, name, setting, voted(found, rule)
+
+
+def averages(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
+    """Averages that keep up with the weights; made for imbalanced data."""
+    for script in ("plain", "cosine", "restarts=3", "restarts=6"):
+        num = {"restarts=3": 3, "restarts=6": 6}.get(script)
+        if num and budget == "short":
+            continue
+        setting = _setting(cell, budget, script, seed)
+        ends = [setting.total_steps]
+        checkpoints, trust, keep = setting.checkpoints, OF_BOTH, None
+        if num:
+            checkpoints = ends = schedules.restart_steps(ends[0], num)
+            trust, keep = ALL, 0.0
+        rate: Callable[[int], float] = setting.cosine(ends)
+        if script == "plain":
+            rate = functools.partial(_constant, value=setting.rate)
+        policy = policy_of(setting, len(checkpoints), trust)
+        for name, averaging in OF_AVERAGES.items():
+            averages = setting.averages(ends[0], averaging)
+            course = Course(checkpoints, rate, policy, keep=keep, **averages)
+            outcome = voted(setting.train(course), policy)
+            yield script, name, setting, outcome
+            divided = _by_priors(setting, outcome)
+            yield script, f"{name}, priors", setting, divided
+
+
+def _by_priors(setting: Setting, outcome: Outcome) -> Outcome:
+    data = setting.data
+    priors = imbalance.class_priors(data.train[1], data.num_classes)
+    # One seed's training data may not have every class of Shuttle.
+    if not priors.all():
+        return outcome
+    return dataclasses.replace(
+        outcome, val=imbalance.threshold(outcome.val, priors)
+    )
 
 
 def keeps(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
@@ -100,9 +143,19 @@ def keeps(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
             yield script, f"keep {keep}", setting, outcome
 
 
-CANDIDATES = {"ratios": ratios, "keeps": keeps, "classes": classes}
+CANDIDATES = {
+    "ratios": ratios,
+    "keeps": keeps,
+    "classes": classes,
+    "averages": averages,
+}
 # What the others are compared with, by how they begin.
-_BASES = {"keep": "keep 0.0", "class": "error margin", "both": "error margin"}
+_BASES = {
+    "keep": "keep 0.0",
+    "class": "error margin",
+    "both": "error margin",
+    "lag-free": "average 0.05",
+}
 
 
 def _setting(cell: Cell, budget: str, script: str, seed: int) -> Setting:
@@ -121,8 +174,8 @@ def _restarted(
 ) -> Outcome:
     policy = policy_of(setting, num, ALL, ratio)
     ends = schedules.restart_steps(setting.total_steps, num)
-    horizon = setting.horizon(ends[0])
-    course = Course(ends, setting.cosine(ends), policy, horizon, keep)
+    averages = setting.averages(ends[0], AVERAGES)
+    course = Course(ends, setting.cosine(ends), policy, keep=keep, **averages)
     return voted(setting.train(course), policy)
 
 
@@ -180,22 +233,27 @@ def tables(options: argparse.Namespace) -> None:
     rows = []
     for candidate, theirs in found.items():
         first = _BASES.get(candidate.split()[0], "ratio 1.0")
-        if candidate in (first, "error margin"):
+        if candidate in (first, "error margin", "average 0.05, priors"):
             continue
+        if candidate.endswith(", priors"):
+            first += ", priors"
         known = theirs.keys() & found[first].keys()
         scripts = sorted({key[2] for key in known})
-        for script, variant in itertools.product(
-            ("all", *scripts), ("all", *VARIANTS)
-        ):
+        tasks = TASKS if candidate.startswith("lag-free") else ()
+        for script, part in [
+            *itertools.product(("all", *scripts), ("all", *VARIANTS)),
+            *itertools.product(("all",), tasks),
+        ]:
             keys = [
                 key
                 for key in known
-                if script in ("all", key[2]) and variant in ("all", key[3])
+                if script in ("all", key[2]) and part in ("all", key[3], key[0])
             ]
             if keys:
                 row = _differences(theirs, found[first], keys)
-                rows.append([candidate, script, variant, *row])
-    head = ["candidate", "script", "variant", "seeds", "error", "likelihood"]
+                rows.append([candidate, script, part, *row])
+    head = ["candidate", "script", "variant or task", "seeds", "error"]
+    head += ["likelihood"]
     text = (
         "# Candidates for defaults, on held-out data\n\nMade by `python "
         "benchmarks/accuracy_choice.py tables`: differences to a ratio of 1 "

@@ -7,30 +7,37 @@ weights and the equal votes of its checkpoints. All have one budget of steps.
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import scipy.stats
 from accuracy_tasks import Data, Task
 from accuracy_training import (
     Checkpoint,
     Course,
     View,
     compiled_loop,
+    cycles_of,
     train,
     view,
 )
 from compiled_loop import CompiledLoop
 
 from cbnn_keras import boosting, imbalance, metrics, schedules
+from cbnn_keras.auto_restarts import SHORTEST_EPOCHS, AutoRestarts
 from cbnn_keras.boosting_policies import Boosting, EqualVotes
 from cbnn_keras.training.boosting_options import (
-    DEFAULT_HORIZON,
+    AVERAGES,
     DEFAULT_RATIO,
     DEFAULT_TRUST,
+    Averaging,
+    averaging_of,
 )
 from cbnn_keras.trust import ALL, Trust
 
 NUM_CHECKPOINTS = 6
 PAPER = Boosting()
+AUTO = "restarts=auto"
 NUM_POINTS = 24  # of the curve of a run
 
 
@@ -70,9 +77,25 @@ class Setting:
         interval = schedules.checkpoint_interval(total, NUM_CHECKPOINTS)
         return schedules.checkpoint_steps(total, interval)
 
-    def horizon(self, num_steps: int) -> int:
-        """In steps, that of the callback's `average=True`."""
-        return max(round(DEFAULT_HORIZON * num_steps), 1)
+    @property
+    def averaging(self) -> Averaging:
+        """That of the callback's `average=True`."""
+        return averaging_of(np.bincount(self.data.train[1]))
+
+    def averages(
+        self, num_steps: int, averaging: Averaging | None = None
+    ) -> dict[str, Any]:
+        """What a course says of averages; by default that of the callback.
+
+        Args:
+            num_steps: Of a cycle, or of the run.
+            averaging: How they are made instead.
+        """
+        chosen = averaging or self.averaging
+        return {
+            "horizon": max(round(chosen.horizon * num_steps), 1),
+            "is_lag_free": chosen.is_lag_free,
+        }
 
     def cosine(self, ends: list[int]) -> Callable[[int], float]:
         return functools.partial(
@@ -120,18 +143,19 @@ class Curves:
 
     Args:
         setting: Of the run.
-        policies: Who votes, by method; None for the current model alone.
+        votes: What checkpoints say together, by method; None for the current
+            model alone.
     """
 
     def __init__(
         self,
         setting: Setting,
-        policies: dict[str, Boosting | EqualVotes | None],
+        votes: dict[str, Callable[[list[Checkpoint]], Outcome] | None],
     ):
         self._points: dict[str, list[tuple[int, float]]] = {
-            name: [] for name in policies
+            name: [] for name in votes
         }
-        self._policies = policies
+        self._votes = votes
         self._labels = setting.data.test[1]
         total = setting.total_steps
         points = range(1, NUM_POINTS + 1) if setting.is_watched else ()
@@ -141,10 +165,10 @@ class Curves:
         self, step: int, checkpoints: list[Checkpoint], current: np.ndarray
     ) -> None:
         members = [c for c in checkpoints if c.vote]
-        for name, policy in self._policies.items():
+        for name, vote in self._votes.items():
             found = current
-            if policy is not None and members:
-                found = voted(members, policy).test
+            if vote is not None and members:
+                found = vote(members).test
                 if members[-1].step != step:
                     votes = [len(members), 1]
                     found = metrics.weighted_mean(
@@ -173,9 +197,10 @@ def _script(
     if policy.deviation_rate:
         raise ValueError("By default training is another: it needs its own run")
     added = f"CBNN, {name}"
-    curves = Curves(setting, {name: None, added: policy})
-    horizon = setting.horizon(setting.total_steps)
-    course = Course(setting.checkpoints, rate, policy, horizon, **options)
+    vote = functools.partial(voted, policy=policy)
+    curves = Curves(setting, {name: None, added: vote})
+    options |= setting.averages(setting.total_steps)
+    course = Course(setting.checkpoints, rate, policy, **options)
     found = setting.train(course, watch=curves)
     outcomes = {name: single(found[-1].raw), added: voted(found, policy)}
     return found, curves.added_to(outcomes)
@@ -189,7 +214,13 @@ def plain(setting: Setting) -> dict[str, Outcome]:
 def cosine(setting: Setting) -> dict[str, Outcome]:
     rate = setting.cosine([setting.total_steps])
     found, outcomes = _script(setting, "cosine", rate, has_raw=True)
-    outcomes["cosine, averaged"] = single(found[-1].member)
+    last = found[-1].member
+    if setting.averaging != AVERAGES:  # the usual ones are what is compared
+        averages = setting.averages(setting.total_steps, AVERAGES)
+        last = setting.train(Course([setting.total_steps], rate, **averages))[
+            -1
+        ].member
+    outcomes["cosine, averaged"] = single(last)
     outcomes["NoCycle"] = voted(found, EqualVotes(), "raw")
     if setting.data.other_view is not None:
         mean = (found[-1].raw.test + found[-1].raw.other_view) / 2
@@ -216,7 +247,7 @@ def _paper(
     setting: Setting, script: str, rate: Callable[[int], float]
 ) -> dict[str, Outcome]:
     name = f"CBNN of the paper, {script}"
-    curves = Curves(setting, {name: PAPER})
+    curves = Curves(setting, {name: functools.partial(voted, policy=PAPER)})
     course = Course(setting.checkpoints, rate, PAPER)
     found = setting.train(course, watch=curves)
     return curves.added_to({name: voted(found, PAPER)})
@@ -237,12 +268,47 @@ def _restarts(
     policy = policy_of(setting, num, ALL)
     ends = schedules.restart_steps(setting.total_steps, num)
     name = f"restarts={num}" + (f", keep={keep}" if keep else "")
-    curves = Curves(setting, {name: policy})
+    curves = Curves(setting, {name: functools.partial(voted, policy=policy)})
     course = Course(
-        ends, setting.cosine(ends), policy, setting.horizon(ends[0]), keep
+        ends,
+        setting.cosine(ends),
+        policy,
+        keep=keep,
+        **setting.averages(ends[0]),
     )
     found = setting.train(course, watch=curves)
     return curves.added_to({name: voted(found, policy)})
+
+
+def auto_restarts(setting: Setting) -> dict[str, Outcome]:
+    """`restarts="auto"`, by the validation samples."""
+    shares = np.bincount(setting.data.val[1]) / len(setting.data.val[1])
+    rule = AutoRestarts(
+        setting.total_steps,
+        shortest=SHORTEST_EPOCHS * setting.loop.steps_per_epoch,
+        chance=scipy.stats.entropy(shares),
+    )
+    policy = policy_of(setting, rule.num_parts, DEFAULT_TRUST)
+
+    def vote(checkpoints: list[Checkpoint]) -> Outcome:
+        voters = cycles_of(rule, checkpoints, setting.data).voters
+        if voters is None:
+            return voted(checkpoints, policy)
+        return voted(
+            [c for c in checkpoints if c.step in voters],
+            dataclasses.replace(policy, trust=ALL),
+        )
+
+    curves = Curves(setting, {AUTO: vote})
+    course = Course(
+        rule.steps,
+        lambda step: setting.rate,
+        policy,
+        rule=rule,
+        **setting.averages(setting.total_steps),
+    )
+    found = setting.train(course, watch=curves)
+    return curves.added_to({AUTO: vote(found)})
 
 
 def snapshots(setting: Setting) -> dict[str, Outcome]:
@@ -333,6 +399,7 @@ TUNED = {
     "plain": plain,
     "cosine": cosine,
     **RESTARTS,
+    AUTO: auto_restarts,
     "PE": separate,
     "SSE": snapshots,
     "FGE": fast_geometric,

@@ -3,6 +3,7 @@
 import pathlib
 
 from accuracy_lines import Results, comparable, mean, places
+from accuracy_methods import AUTO
 from accuracy_tasks import BUDGETS, TASKS, VARIANTS
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
@@ -10,12 +11,12 @@ from matplotlib.ticker import NullFormatter
 from cbnn_keras.analysis.plots import palette
 
 DRAWN = {
-    "plain": "plain fit",
+    AUTO: 'CBNN, restarts="auto"',
     "cosine, averaged": "single model (cosine, averaged)",
     "CBNN, cosine": "CBNN, defaults",
     "SSE": "snapshot ensemble",
-    "restarts=3": "CBNN, restarts=3",
     "restarts=6": "CBNN, restarts=6",
+    "plain": "plain fit",
 }
 
 

@@ -1,6 +1,7 @@
 """Members that start anew, against the others: a part of the tables."""
 
 import statistics
+from collections.abc import Callable, Iterator, Sequence
 
 from accuracy_lines import (
     Place,
@@ -12,7 +13,7 @@ from accuracy_lines import (
     paired,
     places,
 )
-from accuracy_methods import RESTARTS
+from accuracy_methods import AUTO, RESTARTS
 from accuracy_tasks import BUDGETS
 
 # Methods of one budget that an ensemble of restarts has to stand up to.
@@ -20,6 +21,8 @@ ONE_BUDGET = (
     *("plain", "cosine", "cosine, averaged", "NoCycle", "SWA", "SSE", "FGE"),
     *("PE", "CBNN, plain", "CBNN, cosine", *RESTARTS),
 )
+# What `restarts="auto"` has to stand up to in every cell.
+FIXED = ("cosine, averaged", "restarts=3", "restarts=6")
 
 
 def best_restarts(place: Place, results: Results, behind: str = "") -> str:
@@ -120,55 +123,117 @@ def options_table(results: Results) -> str:
     return markdown(head, rows)
 
 
+def auto_table(results: Results) -> str:
+    """`restarts="auto"` against no restart, three and six."""
+    rows = []
+    for place in places(results):
+        if AUTO not in results[place]:
+            continue
+        found = comparable(results[place], (AUTO, *FIXED))
+        best = min(FIXED, key=lambda n: mean(found[n]))
+        rows.append(
+            [
+                *place,
+                len(found[AUTO]),
+                *(f"{mean(found[n]):.2f}" for n in (*FIXED, AUTO)),
+                best.replace("cosine, averaged", "none"),
+                interval(*paired(found[AUTO], found[best], "error")),
+                interval(*paired(found[AUTO], found[best], "calibrated"), 3),
+            ]
+        )
+    head = ["task", "variant", "budget", "seeds", "none", *FIXED[1:], AUTO]
+    head += ["best of the three", "difference to it", "likelihood"]
+    return markdown(head, rows)
+
+
 def verdict(results: Results) -> str:
-    """The promises of restarts, counted."""
-    where = restarted(results)
-    relative = []
-    within = noisy = num_noisy = 0
+    """The promises of restarts, counted, with the best on held-out data."""
+    return "Restarts, K and `keep` by held-out data, " + _counted(
+        results, lambda place: best_restarts(place, results)
+    )
+
+
+def verdict_on_auto(results: Results) -> str:
+    """The same of `restarts="auto"`, which needs one run to choose."""
+    where = [place for place in places(results) if AUTO in results[place]]
+    num_within = {
+        name: sum(_is_within(place, results, name, FIXED) for place in where)
+        for name in (AUTO, *FIXED)
+    }
+    none, three, six = (num_within[name] for name in FIXED)
+    return (
+        '`restarts="auto"`: within the interval of the best of none, 3 and 6 '
+        f"in {num_within[AUTO]} of {len(where)} cells of all budgets (none "
+        f"itself in {none}, 3 in {three}, 6 in {six}); "
+        + _counted(results, lambda _: AUTO)
+    )
+
+
+def _counted(results: Results, name_of: Callable[[Place], str]) -> str:
+    where = [p for p in restarted(results) if name_of(p) in results[p]]
+    relative, noisy = [], []
+    within = 0
     for place in where:
-        name = best_restarts(place, results)
+        name = name_of(place)
         difference, _, single, _ = against_single(place, results, name)
         relative.append(difference / single)
-        found = comparable(results[place], ONE_BUDGET)
-        rivals = [
-            paired(found[name], found[n], "error")
-            for n in ONE_BUDGET
-            if n in found and n != name
-        ]
-        within += all(m - h <= 0 for m, h in rivals)
+        within += _is_within(place, results, name, ONE_BUDGET)
         if place[1] == "wrong labels":
-            num_noisy += 1
-            noisy += relative[-1] <= -0.2
+            noisy.append(relative[-1])
     return (
-        f"Restarts, converged and long: lower error than the averaged single "
-        f"model in {sum(r < 0 for r in relative)} of {len(where)} cells, by "
-        f"5 % or more in {sum(r <= -0.05 for r in relative)}; best or within "
-        f"the interval of the best in {within}; with wrong labels a fifth of "
-        f"the error or more is gone in {noisy} of {num_noisy}."
+        f"converged and long: lower error than the averaged single model in "
+        f"{sum(r < 0 for r in relative)} of {len(where)} cells, by 5 % or more "
+        f"in {sum(r <= -0.05 for r in relative)}; best or within the interval "
+        f"of the best in {within}; with wrong labels a fifth of the error or "
+        f"more is gone in {sum(r <= -0.2 for r in noisy)} of {len(noisy)}."
     )
 
 
-def verdict_with_priors(results: Results) -> str:
+def _is_within(
+    place: Place, results: Results, name: str, rivals: Sequence[str]
+) -> bool:
+    """Whether no other method is significantly better."""
+    found = comparable(results[place], (name, *rivals))
+    differences = [
+        paired(found[name], found[n], "error")
+        for n in rivals
+        if n in found and n != name
+    ]
+    return all(m - h <= 0 for m, h in differences)
+
+
+def verdict_with_priors(results: Results) -> Iterator[str]:
     """The same where both sides divide by the priors of imbalanced data."""
-    balanced, imbalanced = [], []
-    for place in restarted(results):
-        if place[1] != "imbalanced":
-            name = best_restarts(place, results)
-            difference, _, error, _ = against_single(place, results, name)
-            balanced.append(difference / error)
-            continue
-        name = best_restarts(place, results, ", priors")
-        pair = comparable(results[place], (name, "cosine, priors"))
-        single = pair["cosine, priors"]
-        difference, _ = paired(pair[name], single, "error")
-        imbalanced.append(difference / mean(single))
-    lower, clearly = (
-        [sum(r < limit for r in part) for part in (balanced, imbalanced)]
-        for limit in (0, -0.05)
-    )
-    return (
-        "The same with `priors=` on both sides where data are imbalanced: "
-        f"lower in {lower[1]} of these {len(imbalanced)} cells, by 5 % or more "
-        f"in {clearly[1]}; of all {len(balanced) + len(imbalanced)}, in "
-        f"{sum(lower)} and {sum(clearly)}."
-    )
+    for title, name_of in (
+        (
+            "The same with `priors=` on both sides where data are imbalanced",
+            lambda place, behind: best_restarts(place, results, behind),
+        ),
+        (
+            '`restarts="auto"` with `priors=` on both sides',
+            lambda place, behind: f"{AUTO}{behind}",
+        ),
+    ):
+        parts: dict[bool, list[float]] = {True: [], False: []}
+        for place in restarted(results):
+            is_rare = place[1] == "imbalanced"
+            name = name_of(place, ", priors" if is_rare else "")
+            single = "cosine, priors" if is_rare else "cosine, averaged"
+            if name not in results[place]:
+                continue
+            pair = comparable(results[place], (name, single))
+            difference, _ = paired(pair[name], pair[single], "error")
+            parts[is_rare].append(difference / mean(pair[single]))
+        (all_lower, lower), (all_clearly, clearly) = (
+            (
+                sum(r < limit for part in parts.values() for r in part),
+                sum(r < limit for r in parts[True]),
+            )
+            for limit in (0, -0.05)
+        )
+        yield (
+            f"{title}: lower in {lower} of these {len(parts[True])} cells, by "
+            f"5 % or more in {clearly}; of all "
+            f"{sum(map(len, parts.values()))}, in {all_lower} and "
+            f"{all_clearly}."
+        )

@@ -16,7 +16,7 @@ from accuracy_lines import (
     paired,
     places,
 )
-from accuracy_methods import ADDED, NUM_POINTS
+from accuracy_methods import ADDED, AUTO, NUM_POINTS
 from accuracy_restarts import ONE_BUDGET
 from accuracy_tasks import TASKS
 
@@ -85,6 +85,7 @@ def imbalance_table(results: Results) -> str:
     names = [
         *("cosine", "cosine, priors", "oversampled", "CBNN, cosine"),
         *("CBNN, cosine, priors", "restarts=3, priors", "restarts=6, priors"),
+        f"{AUTO}, priors",
     ]
     rows = []
     for place in places(results):
@@ -108,10 +109,10 @@ def regimes_table(results: Results) -> str:
         *(("short", name) for name in ("plain", "CBNN, plain")),
         *(("short", name) for name in ("cosine", "CBNN, cosine")),
         *(("long", name) for name in ("plain", "CBNN, plain")),
-        *(("long", name) for name in ("cosine", "restarts=6")),
+        *(("long", name) for name in ("cosine", AUTO)),
     ]
     head = ["", "short: `fit`", "+ CBNN", "cosine", "+ CBNN"]
-    head += ["long: `fit`", "+ CBNN", "cosine", "`restarts=6`"]
+    head += ["long: `fit`", "+ CBNN", "cosine", '`restarts="auto"`']
     rows = []
     for variant, form in names.items():
         for task in TASKS:
@@ -143,7 +144,7 @@ def reached(curve: list[float], target: float) -> float | None:
 
 def time_table(results: Results) -> str:
     """Share of a run that it takes to get to the single model's accuracy."""
-    names = ("cosine", "CBNN, cosine", "restarts=3", "restarts=6")
+    names = ("cosine", "CBNN, cosine", "restarts=3", "restarts=6", AUTO)
     rows = []
     for place in places(results):
         if place[2] != "converged":
@@ -176,22 +177,20 @@ def _share_reached(
 def verdict_on_time(results: Results) -> str:
     """Where the single model's accuracy is reached in 0.6 of its run."""
     where = [place for place in places(results) if place[2] == "converged"]
-    early = {"defaults": 0, "restarts": 0, "either": 0}
+    early = {"defaults": 0, "restarts": 0, "auto": 0, "one of them": 0}
     for place in where:
-        names = (
-            "CBNN, cosine",
-            accuracy_restarts.best_restarts(place, results),
-        )
+        best = accuracy_restarts.best_restarts(place, results)
+        names = ("CBNN, cosine", best, AUTO)
         shares = [_share_reached(results[place], name) for name in names]
         is_early = [share is not None and share <= 0.6 for share in shares]
-        early["defaults"] += is_early[0]
-        early["restarts"] += is_early[1]
-        early["either"] += any(is_early)
+        for name, is_one in zip(early, (*is_early, any(is_early)), strict=True):
+            early[name] += is_one
     return (
         "The single cosine model's final accuracy is reached in at most 0.6 of "
         f"the run by the defaults in {early['defaults']} of {len(where)} "
-        f"converged cells, by restarts in {early['restarts']}, by one of both "
-        f"in {early['either']}."
+        f"converged cells, by the best restarts in {early['restarts']}, by "
+        f'`restarts="auto"` in {early["auto"]}, by one of them in '
+        f"{early['one of them']}."
     )
 
 
@@ -218,7 +217,8 @@ def verdicts(results: Results) -> Iterable[str]:
             f"{sum(likelier)}."
         )
     yield accuracy_restarts.verdict(results)
-    yield accuracy_restarts.verdict_with_priors(results)
+    yield accuracy_restarts.verdict_on_auto(results)
+    yield from accuracy_restarts.verdict_with_priors(results)
     yield verdict_on_time(results)
 
 
@@ -229,6 +229,9 @@ def write_tables(path: pathlib.Path, results: Results, versions: str) -> None:
         "Defaults against the same script without the callback": defaults_table,
         "Restarts against the single model and the best other": (
             accuracy_restarts.restarts_table
+        ),
+        '`restarts="auto"` against no restart, three and six': (
+            accuracy_restarts.auto_table
         ),
         "Which restarts? Error against the single model, over cells": (
             accuracy_restarts.options_table

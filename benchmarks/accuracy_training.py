@@ -16,7 +16,8 @@ import numpy as np
 from accuracy_tasks import Data, Task
 from compiled_loop import CompiledLoop
 
-from cbnn_keras import metrics
+from cbnn_keras import calibration, metrics
+from cbnn_keras.auto_restarts import AutoRestarts, Cycles
 from cbnn_keras.boosting import Booster, Policy
 from cbnn_keras.boosting_policies import EqualVotes
 
@@ -36,6 +37,10 @@ class Course:
             None for a run without.
         has_raw: Whether checkpoints say what the model itself predicts beside
             its averaged weights; the last one always does.
+        rule: Decides by held-out data which of the steps have a checkpoint,
+            and after which of them the model starts anew, or None. The rate is
+            then the highest one, and the horizon that of a run without.
+        is_lag_free: Whether averages keep up with the weights.
     """
 
     steps: list[int]
@@ -44,6 +49,8 @@ class Course:
     horizon: int | None = None
     keep: float | None = None
     has_raw: bool = False
+    rule: AutoRestarts | None = None
+    is_lag_free: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +136,8 @@ def train(
             model predicts of the test samples.
     """
     watched = [] if watch is None else watch.steps
+    cycles = course.rule and course.rule.cycles({})
+    horizon = course.horizon
     num = len(loop.labels)
     booster = Booster(np.full(num, 1 / num), data.num_classes, course.policy)
     loop.begin(seed)
@@ -138,31 +147,69 @@ def train(
         stop = min(start + loop.steps_per_call, course.steps[-1])
         steps = range(start + 1, stop + 1)
         order = loop.order(seed, start // loop.steps_per_epoch)
-        rates = np.array([course.rate(step) for step in steps])
         done = 0
         ends = {s for s in (*course.steps, *watched) if s in steps}
         for end in sorted(ends | {steps[-1]}):
-            shares = [
-                _share(step, first_step, course.horizon) for step in steps
-            ]
+            shares = [_share(step, first_step, horizon) for step in steps]
+            rates = np.array([_rate(step, course, cycles) for step in steps])
             weights = num * booster.distribution
-            loop.run(order, rates, shares, weights, done, end - start)
+            loop.run(
+                order,
+                rates,
+                shares,
+                weights,
+                done,
+                end - start,
+                is_lag_free=course.is_lag_free,
+            )
             done = end - start
             is_final = end == course.steps[-1]
             # The second is the paper's stop rule.
-            is_due = end in course.steps and (
-                is_final or booster.may_continue()
-            )
+            due = course.steps if cycles is None else cycles.checkpoints
+            is_due = end in due and (is_final or booster.may_continue())
             if is_due:
                 found = _checkpoint(loop, data, course, booster, end)
                 checkpoints.append(found)
             if watch is not None and end in watched:
                 watch(end, checkpoints, loop.predict(data.test[0]))
-            if is_due and course.keep is not None and not is_final:
+            is_start = course.keep is not None
+            if is_due and course.rule is not None:
+                cycles = cycles_of(course.rule, checkpoints, data)
+                is_start = end in cycles.starts
+            if is_due and is_start and not is_final:
                 entropy = np.random.SeedSequence([seed, end])
-                loop.begin(int(entropy.generate_state(1)[0]), course.keep)
+                loop.begin(
+                    int(entropy.generate_state(1)[0]), course.keep or 0.0
+                )
                 first_step = end
+                if cycles is not None:
+                    share = cycles.length_after(end) / course.steps[-1]
+                    horizon = max(round(course.horizon * share), 1)
     return checkpoints
+
+
+def cycles_of(
+    rule: AutoRestarts, checkpoints: list[Checkpoint], data: Data
+) -> Cycles:
+    """What a run does by the held-out losses of its checkpoints."""
+    labels = data.val[1]
+    losses = {}
+    for checkpoint in checkpoints:
+        said = checkpoint.member.val
+        scaled = calibration.scale(
+            said, calibration.fit_temperature(said, labels)
+        )
+        found = metrics.negative_log_likelihood(scaled, labels)
+        losses[checkpoint.step] = found
+    return rule.cycles(losses)
+
+
+def _rate(step: int, course: Course, cycles: Cycles | None) -> float:
+    if cycles is None:
+        return course.rate(step)
+    # A call has whole epochs, also where the run ends within.
+    last = min(step, course.steps[-1])
+    return cycles.rate(last, course.rate(last))
 
 
 def _share(step: int, first_step: int, horizon: int | None) -> float:
@@ -185,7 +232,8 @@ def _checkpoint(
         raw, correct = view(loop, data)
     member = raw
     if course.horizon is not None:
-        member, correct = view(loop, data, loop.averaged())
+        swapped = loop.averaged(is_lag_free=course.is_lag_free)
+        member, correct = view(loop, data, swapped)
     stage = booster.add(correct, is_final=is_final)
     return Checkpoint(step, stage.vote, raw, member)
 

@@ -6,6 +6,8 @@ loss, order of the samples and sample weights are those of `model.fit` with
 `weighted`; `tests/benchmarks/test_compiled_loop.py` compares both.
 """
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -52,12 +54,21 @@ class CompiledLoop:
         self._optimizer = optimizer
         optimizer.build(model.trainable_variables)
         self._slots = [np.array(v) for v in optimizer.variables]
-        self._means = [
-            tf.Variable(tf.zeros_like(v.value), trainable=False)
-            for v in model.trainable_variables
-        ]
+        self._means, self._means_of_means = (
+            [
+                tf.Variable(tf.zeros_like(v.value), trainable=False)
+                for v in model.trainable_variables
+            ]
+            for _ in range(2)
+        )
         self._recompute = StatisticsRecomputer(model)
-        self._run = tf.function(self._steps, jit_compile=jit_compile)
+        self._run = {
+            is_lag_free: tf.function(
+                functools.partial(self._steps, is_lag_free=is_lag_free),
+                jit_compile=jit_compile,
+            )
+            for is_lag_free in (False, True)
+        }
         self._logits = tf.function(
             lambda inputs: tf.nn.softmax(model(inputs, training=False)),
             jit_compile=jit_compile,
@@ -110,6 +121,8 @@ class CompiledLoop:
         weights: np.ndarray,
         start: int,
         stop: int,
+        *,
+        is_lag_free: bool = False,
     ) -> None:
         """Makes the steps from `start` to `stop` of some epochs.
 
@@ -120,10 +133,11 @@ class CompiledLoop:
             weights: n * omega.
             start: From 0.
             stop: Not included.
+            is_lag_free: Whether averages are averaged, too.
         """
         # Of one length, so that it is compiled once.
         missing = (0, self.steps_per_call - len(rates))
-        self._run(
+        self._run[is_lag_free](
             order,
             tf.constant(np.pad(rates, missing), tf.float32),
             tf.constant(np.pad(shares, missing), tf.float32),
@@ -132,7 +146,7 @@ class CompiledLoop:
             tf.constant(stop),
         )
 
-    def _steps(self, order, rates, shares, weights, start, stop):
+    def _steps(self, order, rates, shares, weights, start, stop, is_lag_free):
         variables = self.model.trainable_variables
         # A range would be compiled anew for every `start` and `stop`.
         i = start
@@ -150,11 +164,20 @@ class CompiledLoop:
             self._optimizer.apply(gradients, variables)
             for mean, variable in zip(self._means, variables, strict=True):
                 mean.assign_add(shares[i] * (variable.value - mean))
+            if is_lag_free:
+                for mean, variable in zip(
+                    self._means_of_means, self._means, strict=True
+                ):
+                    mean.assign_add(shares[i] * (variable - mean))
             i += 1
 
-    def averaged(self) -> "_Swap":
+    def averaged(self, *, is_lag_free: bool = False) -> "_Swap":
         """Has the averaged weights in the model, statistics recomputed."""
-        return _Swap(self.model, [mean.numpy() for mean in self._means], self)
+        means = [mean.numpy() for mean in self._means]
+        if is_lag_free:
+            behind = [mean.numpy() for mean in self._means_of_means]
+            means = [2 * m - b for m, b in zip(means, behind, strict=True)]
+        return _Swap(self.model, means, self)
 
     def with_weights(self, trainable: list[np.ndarray]) -> "_Swap":
         """Has these weights in the model, statistics recomputed."""

@@ -5,12 +5,14 @@ import functools
 import keras
 import numpy as np
 import pytest
+import scipy.stats
 from accuracy_tasks import Data
 from accuracy_training import Course, train
 from compiled_loop import CompiledLoop
 from helpers import blobs
 
 from cbnn_keras import CBNNCallback, boosting, schedules
+from cbnn_keras.auto_restarts import AutoRestarts
 from cbnn_keras.boosting_policies import Boosting, EqualVotes
 from cbnn_keras.models.fresh import fresh_weights
 
@@ -31,7 +33,7 @@ def model():
     )
 
 
-def by_callback(cbnn, rate):
+def by_callback(cbnn, rate, labels=Y):
     """What `fit` leaves, from the weights that the loop begins with."""
     net = model()
     net.set_weights(fresh_weights(net, X[:1], SEED))
@@ -39,7 +41,7 @@ def by_callback(cbnn, rate):
         keras.optimizers.SGD(0.05, momentum=0.9),
         keras.losses.SparseCategoricalCrossentropy(from_logits=True),
     )
-    train = cbnn.weighted(X, Y, batch_size=BATCH, seed=SEED)
+    train = cbnn.weighted(X, labels, batch_size=BATCH, seed=SEED)
     callbacks = [cbnn] if rate is None else [ByStep(rate), cbnn]
     net.fit(train, epochs=EPOCHS, callbacks=callbacks, verbose=0)
     return cbnn
@@ -98,11 +100,54 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_loop_is_the_callback(case):
     make, course, rate = CASES[case]
-    data = Data((X, Y), (X, Y), (X, Y), 3)
+    compare(by_callback(make(), rate), course, Y)
+
+
+def test_the_loop_is_the_callback_where_a_class_is_rare():
+    """Averages have no lag then: of 24 steps a horizon of four."""
+    labels = np.where((Y == 2) & (np.arange(len(Y)) > 14), 0, Y)
+    assert np.bincount(labels).tolist() == [35, 20, 5]
+    cbnn = by_callback(CBNNCallback(num_checkpoints=3), None, labels)
+    policy = Boosting(0.0)
+    course = Course(
+        [8, 16, 24], lambda step: 0.05, policy, horizon=4, is_lag_free=True
+    )
+    compare(cbnn, course, labels, labels)
+
+
+@pytest.mark.filterwarnings("ignore:.*no better than chance")
+def test_the_loop_starts_anew_by_held_out_data_as_the_callback_does():
+    """Labels are what the model says after 8 steps: 16 are no better."""
+
+    def trained(labels):
+        cbnn = CBNNCallback(
+            restarts="auto", validation_data=(X, labels), average=0.5
+        )
+        return by_callback(cbnn, None)
+
+    with trained(Y).ensemble("all").member(8) as net:
+        labels = keras.ops.convert_to_numpy(net(X)).argmax(axis=1)
+    cbnn = trained(labels)
+    assert cbnn.run.auto_cycles.starts == [16]
+    rule = AutoRestarts(
+        TOTAL,
+        shortest=2 * TOTAL // EPOCHS,
+        chance=scipy.stats.entropy(np.bincount(labels)),
+    )
+    course = Course(
+        rule.steps, lambda step: 0.05, Boosting(0.0), horizon=12, rule=rule
+    )
+    compare(cbnn, course, labels)
+
+
+def compare(cbnn, course, held_out, labels=Y):
+    """The loop makes what the callback has made."""
+    data = Data((X, labels), (X, held_out), (X, labels), 3)
     optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
-    loop = CompiledLoop(model(), optimizer, X, Y, BATCH)
+    loop = CompiledLoop(model(), optimizer, X, labels, BATCH)
     found = train(loop, data, course, SEED)
-    cbnn = by_callback(make(), rate)
+    assert [c.step for c in found] == [r["step"] for r in cbnn.history]
+    found = [c for c in found if c.vote]
     ensemble = cbnn.ensemble("all")
     assert [c.step for c in found] == [m["step"] for m in ensemble.members]
     np.testing.assert_allclose(
