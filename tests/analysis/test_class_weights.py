@@ -75,6 +75,7 @@ def test_weights_of_other_labels_are_refused(shape):
         weights_by_class(np.ones(4), np.zeros(shape, dtype=int), 2)
 
 
+@pytest.mark.large
 def test_boosting_raises_the_weight_of_rare_classes(digits):
     """Figure 2(b): step imbalance, two of ten classes a tenth as large.
 

@@ -213,6 +213,7 @@ def test_without_data_it_says_what_to_give(directory, tmp_path, capsys):
     assert [path.name for path in output.parent.iterdir()] == ["report.html"]
 
 
+@pytest.mark.large
 def test_runs_side_by_side(directory, tmp_path):
     callback = PlainCheckpoints(tmp_path / "plain", num_checkpoints=2)
     train = callback.weighted(X, Y, batch_size=20, seed=1)
@@ -287,6 +288,7 @@ def test_texts_and_their_loss_plane(tmp_path, monkeypatch):
     )
 
 
+@pytest.mark.large
 def test_a_loss_plane_that_cannot_be_drawn_costs_no_page(directory, capsys):
     output = directory / "no-plane.html"
     # The run may follow the data.

@@ -242,6 +242,7 @@ def test_a_checkpoint_that_was_turned_down_and_is_the_final_model(tmp_path):
 # More than one `fit`.
 
 
+@pytest.mark.large
 @pytest.mark.filterwarnings("ignore:.* starts a new run in memory")
 def test_a_second_fit_with_the_same_logger(tmp_path):
     """It is a new run, and written whole, whatever its directory holds."""

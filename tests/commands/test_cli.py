@@ -340,6 +340,7 @@ def test_export_says_what_it_does_and_what_is_next(format, directory, capsys):
         assert "<title>Blobs</title>" in (path / "index.html").read_text()
 
 
+@pytest.mark.large
 def test_export_with_all_options(directory, capsys):
     arguments = (
         "export runs/run --format onnx --output out/small.onnx --members 2 "

@@ -173,6 +173,7 @@ def test_a_step_that_waits_for_what_is_held_back(gate, monkeypatch):
     assert not gate.has_given_up
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("case", ["nothing held", "no step", "new steps"])
 def test_patience(gate, monkeypatch, case):
     monkeypatch.setattr(gate_module, "_PATIENCE", 0.6)

@@ -57,6 +57,7 @@ def test_a_pass_has_each_sample_once_and_as_many_of_each_device(
     assert len(whole) == -(-num_samples // 6)
 
 
+@pytest.mark.large
 def test_every_device_and_pass_has_an_order_of_its_own():
     part = Part(0, 1, 2)
     orders = [
@@ -112,6 +113,7 @@ def test_batches_have_the_weights_of_their_samples(second_of_two):
     assert sorted(seen + index[is_there].tolist()) == list(range(9, 19))
 
 
+@pytest.mark.large
 def test_augmentation_has_seeds_of_the_index(second_of_two):
     def augment(x, seed):
         return x + tf.cast(tf.random.stateless_uniform([2], seed), tf.float32)

@@ -94,6 +94,7 @@ def test_the_student_is_a_run_of_one_member(ensemble, student):
     assert len(loaded.select(num=3)) == 1
 
 
+@pytest.mark.large
 def test_equal_seeds_give_equal_students(ensemble):
     first, again, other = (
         ensemble.distil(X, Y, epochs=2, seed=seed, verbose=0).predict(
@@ -164,6 +165,7 @@ def test_exports_of_a_student_in_their_runtimes(student, tmp_path):
     assert np.abs(found - expected).max() <= 1e-5
 
 
+@pytest.mark.large
 def test_a_model_of_ones_own(ensemble):
     own = linear(activation=None)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -315,6 +317,7 @@ def test_the_loss_by_hand_for_every_kind_of_output():
     assert float(found) == pytest.approx(3 * by_teacher, rel=1e-5)
 
 
+@pytest.mark.large
 def test_a_binary_ensemble():
     labels = (Y == 0).astype(int)
     model = keras.Sequential(

@@ -1081,6 +1081,7 @@ def test_wrong_voting_is_refused_before_the_first_stage():
         cbnn.ensemble().staged_predict(x, voting="loud")
 
 
+@pytest.mark.large
 def test_a_directory_that_got_another_run_is_noticed(tmp_path):
     """The old votes must not meet the new weights."""
     _, _, x, _ = trained(tmp_path / "run")

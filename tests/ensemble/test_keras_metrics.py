@@ -92,6 +92,7 @@ def test_a_dataset_is_read_for_labels_only_where_there_are_metrics(plain):
     assert len(passes) - without == without + 1
 
 
+@pytest.mark.large
 def test_one_hot_labels_in_a_dataset():
     x, y = blobs()
     hot = keras.utils.to_categorical

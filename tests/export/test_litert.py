@@ -125,6 +125,7 @@ def test_convolutions(images, tmp_path):
     )
 
 
+@pytest.mark.large
 def test_smaller_precisions(images, tmp_path):
     x = np.random.default_rng(0).normal(size=(60, 8, 8, 1)).astype("float32")
     sizes = {}

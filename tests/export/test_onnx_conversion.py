@@ -410,6 +410,7 @@ def mixed_layers():
     )
 
 
+@pytest.mark.large
 def test_large_weights_take_another_way_to_the_same_model(
     all_models_are_large, monkeypatch
 ):

@@ -138,6 +138,7 @@ def test_layers_without_weights_in_the_file_are_not_passed_over(tmp_path):
 # --- The architecture on disk ---
 
 
+@pytest.mark.large
 def test_same_model_gives_the_same_bytes_at_any_time(tmp_path):
     model = dense_model(metrics=["accuracy"])
     copying.save_architecture(model, tmp_path / "a.keras")

@@ -387,6 +387,7 @@ def test_shortest_script():
     }
 
 
+@pytest.mark.large
 def test_one_line_form_twice_with_new_callbacks_and_with_the_same():
     x, y = blobs()
     model = dense_model()
@@ -527,6 +528,7 @@ def nothing(y_true, y_pred):
     return keras.ops.zeros_like(y_pred[:, 0]) / 0.0
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("verbose", [1, 2])
 def test_columns_without_a_number_are_not_on_the_screen(capsys, verbose):
     x, y = blobs()

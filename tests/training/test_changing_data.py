@@ -92,6 +92,7 @@ def test_a_training_pass_of_another_length(tmp_path, length):
     assert resumed.history == whole.history
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     "length",
     [121, *(pytest.param(n, marks=pytest.mark.large) for n in (100, 119))],

@@ -32,6 +32,7 @@ def test_a_run_remembers_names(run, tmp_path):
     assert copy.run.header.class_names == ensemble.run.header.class_names
 
 
+@pytest.mark.large
 def test_evaluate_and_select_take_names(run):
     ensemble = CheckpointEnsemble.load(run)
     x, y = blobs()

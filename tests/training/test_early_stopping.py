@@ -137,6 +137,7 @@ def files_in(directory):
     }
 
 
+@pytest.mark.large
 @pytest.mark.parametrize(
     "epoch",
     [9, *(pytest.param(e, marks=pytest.mark.large) for e in (8, 12))],
@@ -233,6 +234,7 @@ def test_an_ensemble_of_one_is_announced_with_the_way_out():
         fit(PlainCheckpoints(), StopAt(2))
 
 
+@pytest.mark.large
 def test_restore_best_weights_changes_the_model_and_not_the_ensemble():
     class Keep(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

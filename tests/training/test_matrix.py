@@ -278,6 +278,7 @@ def test_subclassed_model_without_a_callback_argument_is_built_by_us(tmp_path):
         CheckpointEnsemble.load(tmp_path / "run")
 
 
+@pytest.mark.large
 def test_members_of_a_text_model_keep_their_vocabulary(tmp_path):
     skip_what_keras_cannot("text")
     model, x, y, loss, compile = case("text")

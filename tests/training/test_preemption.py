@@ -142,6 +142,7 @@ def test_handlers_of_failed_trainings_do_not_pile_up(tmp_path, sigterm):
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+@pytest.mark.large
 def test_a_training_within_another_gives_the_handler_back(tmp_path, sigterm):
     class TrainAnother(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

@@ -147,6 +147,7 @@ def test_logged_ensemble_accuracy_goes_on(tmp_path):
         assert rest.history[name] == whole.history[name][2:]
 
 
+@pytest.mark.large
 def test_learning_rate_set_by_a_callback_is_kept(tmp_path):
     class Halve(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):

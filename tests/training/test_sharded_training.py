@@ -74,6 +74,7 @@ def test_weights_are_those_of_the_rounds(tmp_path, is_dataset):
     assert len(np.unique(cbnn.sample_weights)) > 3
 
 
+@pytest.mark.large
 @either
 def test_a_run_is_resumed_as_it_was_begun(tmp_path, is_dataset):
     fit(tmp_path / "whole", is_dataset=is_dataset)

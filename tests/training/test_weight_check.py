@@ -135,6 +135,7 @@ def distiller(uses_weights):
     return model
 
 
+@pytest.mark.large
 def test_a_distiller_is_refused_until_its_losses_get_the_weights():
     with pytest.raises(
         ValueError,
@@ -147,6 +148,7 @@ def test_a_distiller_is_refused_until_its_losses_get_the_weights():
     assert not same(boosted, plain)
 
 
+@pytest.mark.large
 def test_weights_that_are_all_equal_may_be_ignored():
     fit(distiller(False), rate=0)
     fit(distiller(False), callback=PlainCheckpoints)
