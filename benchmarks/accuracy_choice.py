@@ -19,11 +19,19 @@ import itertools
 import json
 import pathlib
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from accuracy import RESULTS, TUNING_SEED, Cell, Lines, one_of
 from accuracy_lines import interval, markdown, mean_and_half
-from accuracy_methods import NUM_CHECKPOINTS, Outcome, Setting, policy_of, voted
+from accuracy_methods import (
+    AUTO,
+    NUM_CHECKPOINTS,
+    Outcome,
+    Setting,
+    auto_restarts,
+    policy_of,
+    voted,
+)
 from accuracy_tasks import BUDGETS, TASKS, VARIANTS
 from accuracy_training import Course
 
@@ -54,6 +62,11 @@ OF_AVERAGES = {
     "lag-free 0.1": Averaging(0.1, is_lag_free=True),
     "lag-free 0.15": Averaging(0.15, is_lag_free=True),
 }
+FEWEST_EPOCHS = 20
+_NOW, _FIFTH, _BEFORE = "now", "a fifth", "a fifth and before"
+OF_FIT = Trust(
+    margin=0.005, class_margin=0.005, fit_error=0.05, fit_margin=0.25
+)
 
 
 def ratios(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
@@ -122,6 +135,67 @@ def averages(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
             yield script, f"{name}, priors", setting, divided
 
 
+def fifths(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
+    """Averages over a fifth, and votes of what came before it was fit."""
+    for script in ("plain", "cosine"):
+        setting = _setting(cell, budget, script, seed)
+        total = setting.total_steps
+        rate: Callable[[int], float] = setting.cosine([total])
+        if script == "plain":
+            rate = functools.partial(_constant, value=setting.rate)
+        policy = policy_of(setting, NUM_CHECKPOINTS, OF_BOTH)
+        fifth = _fifth(setting, total)
+        trust = OF_BOTH if fifth.is_lag_free else OF_FIT
+        wide = policy_of(setting, NUM_CHECKPOINTS, trust)
+        for averaging, policies in (
+            (None, {_NOW: policy}),
+            (fifth, {_FIFTH: policy, _BEFORE: wide}),
+        ):
+            course = Course(
+                setting.checkpoints,
+                rate,
+                policy,
+                **setting.averages(total, averaging),
+            )
+            found = setting.train(course)
+            for name, rule in policies.items():
+                outcome = voted(found, rule)
+                yield script, name, setting, outcome
+                if variant == "imbalanced":
+                    divided = _by_priors(setting, outcome)
+                    yield script, f"{name}, priors", setting, divided
+    for num in () if budget == "short" else (3, 6, 12):
+        script = f"restarts={num}"
+        if num == 12 and budget != "long":
+            continue
+        setting = _setting(cell, budget, script, seed)
+        ends = schedules.restart_steps(setting.total_steps, num)
+        policy = policy_of(setting, num, ALL)
+        for name, averaging in (
+            (_NOW, None),
+            (_FIFTH, _fifth(setting, ends[0])),
+        ):
+            averages = setting.averages(ends[0], averaging)
+            course = Course(
+                ends, setting.cosine(ends), policy, keep=0.0, **averages
+            )
+            yield script, name, setting, voted(setting.train(course), policy)
+    setting = _setting(cell, budget, AUTO, seed)
+    for name, averaging in (
+        (_NOW, None),
+        (_FIFTH, _fifth(setting, setting.total_steps)),
+    ):
+        [outcome] = auto_restarts(setting, averaging).values()
+        yield AUTO, name, setting, outcome
+
+
+def _fifth(setting: Setting, num_steps: int) -> Averaging:
+    """Without lag where a class is rare, or each sample is seen rarely."""
+    num_epochs = num_steps / setting.loop.steps_per_epoch
+    has_lag = setting.averaging == AVERAGES and num_epochs >= FEWEST_EPOCHS
+    return Averaging(0.2, is_lag_free=not has_lag)
+
+
 def _by_priors(setting: Setting, outcome: Outcome) -> Outcome:
     data = setting.data
     priors = imbalance.class_priors(data.train[1], data.num_classes)
@@ -148,6 +222,7 @@ CANDIDATES = {
     "keeps": keeps,
     "classes": classes,
     "averages": averages,
+    "fifths": fifths,
 }
 # What the others are compared with, by how they begin.
 _BASES = {
@@ -155,6 +230,7 @@ _BASES = {
     "class": "error margin",
     "both": "error margin",
     "lag-free": "average 0.05",
+    "a": _NOW,
 }
 
 
@@ -232,28 +308,14 @@ def tables(options: argparse.Namespace) -> None:
             found[candidate][(*place, line["seed"])] = line
     rows = []
     for candidate, theirs in found.items():
-        first = _BASES.get(candidate.split()[0], "ratio 1.0")
-        if candidate in (first, "error margin", "average 0.05, priors"):
-            continue
-        if candidate.endswith(", priors"):
-            first += ", priors"
-        known = theirs.keys() & found[first].keys()
-        scripts = sorted({key[2] for key in known})
-        tasks = TASKS if candidate.startswith("lag-free") else ()
-        for script, part in [
-            *itertools.product(("all", *scripts), ("all", *VARIANTS)),
-            *itertools.product(("all",), tasks),
-        ]:
-            keys = [
-                key
-                for key in known
-                if script in ("all", key[2]) and part in ("all", key[3], key[0])
-            ]
-            if keys:
-                row = _differences(theirs, found[first], keys)
-                rows.append([candidate, script, part, *row])
-    head = ["candidate", "script", "variant or task", "seeds", "error"]
-    head += ["likelihood"]
+        for label, base in _comparisons(candidate).items():
+            known = theirs.keys() & found[base].keys()
+            parts = _parts if candidate.startswith(_FIFTH) else _older_parts
+            for script, part, keys in parts(candidate, known):
+                if keys:
+                    row = _differences(theirs, found[base], keys)
+                    rows.append([label, script, part, *row])
+    head = ["candidate", "script", "part", "seeds", "error", "likelihood"]
     text = (
         "# Candidates for defaults, on held-out data\n\nMade by `python "
         "benchmarks/accuracy_choice.py tables`: differences to a ratio of 1 "
@@ -263,6 +325,56 @@ def tables(options: argparse.Namespace) -> None:
     target = options.output.with_suffix(".md")
     target.write_text(f"{text}{markdown(head, rows)}\n")
     print(target)
+
+
+def _comparisons(candidate: str) -> dict[str, str]:
+    """What a candidate is compared with, by what the rows are called."""
+    name, *priors = candidate.split(", ")
+    base = _BASES.get(name.split()[0], "ratio 1.0")
+    if name in _BASES.values() or name == "ratio 1.0":
+        return {}
+    bases = {candidate: base}
+    if name == _BEFORE and not priors:
+        bases[f"{name}, against {_FIFTH}"] = _FIFTH
+    return {label: ", ".join([base, *priors]) for label, base in bases.items()}
+
+
+def _parts(candidate: str, known: Iterable[tuple]) -> Iterator:
+    """Keys of lines: of five tasks, and of each task, with fewer seeds of one.
+
+    By kind of script, and then by variant, budget and task.
+    """
+    kinds = {
+        "scripts": ("plain", "cosine"),
+        "restarts": ("restarts=3", "restarts=6", "restarts=12"),
+        AUTO: (AUTO,),
+    }
+    for kind, scripts in kinds.items():
+        keys = [key for key in known if key[2] in scripts]
+        usual = [key for key in keys if key[0] != "cifar100"]
+        yield kind, "all", usual
+        for part in (*VARIANTS, *BUDGETS):
+            yield kind, part, [key for key in usual if part in key]
+        for task in TASKS:
+            yield kind, task, [key for key in keys if task in key]
+
+
+def _older_parts(candidate: str, known: Iterable[tuple]) -> Iterator:
+    tasks = TASKS if candidate.startswith("lag-free") else ()
+    scripts = sorted({key[2] for key in known})
+    for script, part in [
+        *itertools.product(("all", *scripts), ("all", *VARIANTS)),
+        *itertools.product(("all",), tasks),
+    ]:
+        yield (
+            script,
+            part,
+            [
+                key
+                for key in known
+                if script in ("all", key[2]) and part in ("all", key[3], key[0])
+            ],
+        )
 
 
 def _differences(theirs: dict, base: dict, keys: list[tuple]) -> list:

@@ -280,7 +280,9 @@ def _restarts(
     return curves.added_to({name: voted(found, policy)})
 
 
-def auto_restarts(setting: Setting) -> dict[str, Outcome]:
+def auto_restarts(
+    setting: Setting, averaging: Averaging | None = None
+) -> dict[str, Outcome]:
     """`restarts="auto"`, by the validation samples."""
     shares = np.bincount(setting.data.val[1]) / len(setting.data.val[1])
     rule = AutoRestarts(
@@ -305,7 +307,7 @@ def auto_restarts(setting: Setting) -> dict[str, Outcome]:
         lambda step: setting.rate,
         policy,
         rule=rule,
-        **setting.averages(setting.total_steps),
+        **setting.averages(setting.total_steps, averaging),
     )
     found = setting.train(course, watch=curves)
     return curves.added_to({AUTO: vote(found)})
