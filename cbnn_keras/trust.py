@@ -29,7 +29,7 @@ class Trust:
     class_margin: float | None = None
     ratio: float | None = None
     fit_error: float | None = None
-    fit_margin: float = 0.0
+    fit_margin: float | None = None
 
     def voters(
         self,
@@ -57,7 +57,7 @@ class Trust:
         [True, True, True]
         """
         if self.fit_error is not None and errors[-1] <= self.fit_error:
-            return near_last(errors, self.fit_margin)
+            return near_last(errors, self.fit_margin or 0.0)
         rules = []
         if self.margin is not None:
             rules.append(near_last(errors, self.margin))
