@@ -17,21 +17,21 @@ import dataclasses
 import functools
 import itertools
 import json
-import math
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import numpy as np
 from accuracy import RESULTS, TUNING_SEED, Cell, Lines, one_of
 from accuracy_lines import interval, markdown, mean_and_half
 from accuracy_methods import (
     AUTO,
     NUM_CHECKPOINTS,
-    USUAL,
     Outcome,
     Setting,
     auto_restarts,
     policy_of,
+    single,
     voted,
 )
 from accuracy_tasks import BUDGETS, TASKS, VARIANTS
@@ -39,8 +39,12 @@ from accuracy_training import Course
 
 from cbnn_keras import imbalance, metrics, schedules
 from cbnn_keras.analysis.calibration import fit_temperature, scale
-from cbnn_keras.training.boosting_options import Averaging
-from cbnn_keras.trust import ALL, Trust
+from cbnn_keras.training.boosting_options import (
+    AVERAGES,
+    Averaging,
+    averaging_of,
+)
+from cbnn_keras.trust import ALL, Trust, near_last
 
 CHOICE = RESULTS.with_name("choice.jsonl")
 RATIOS = (1.0, 1.1, 1.3)
@@ -60,11 +64,28 @@ OF_CLASSES = {
     "both margins": OF_BOTH,
 }
 OF_AVERAGES = {
-    "average 0.05": USUAL,
+    "average 0.05": AVERAGES,
     "lag-free 0.1": Averaging(0.1, is_lag_free=True),
     "lag-free 0.15": Averaging(0.15, is_lag_free=True),
 }
 _NOW, _FIFTH, _BEFORE = "now", "a fifth", "a fifth and before"
+_FIT, _SHORT = "fit", "short lag-free 0.1"
+_SLOW = ", a tenth of the rate"
+FEWEST_EPOCHS = 20
+
+
+class SinceItWasFit(Trust):
+    """And within 25 points where at most 5 % are wrong in the end."""
+
+    def voters(
+        self,
+        errors: Sequence[float],
+        class_errors: Sequence[float],
+        likelihoods: Sequence[float],
+    ) -> list[bool]:
+        if errors[-1] <= 0.05:
+            return near_last(errors, 0.25)
+        return super().voters(errors, class_errors, likelihoods)
 
 
 def ratios(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
@@ -77,7 +98,7 @@ def ratios(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
             rate = functools.partial(_constant, value=setting.rate)
         for ratio in tested:
             policy = policy_of(setting, NUM_CHECKPOINTS, OF_ERROR, ratio)
-            averages = setting.averages(setting.total_steps, USUAL)
+            averages = setting.averages(setting.total_steps, AVERAGES)
             course = Course(setting.checkpoints, rate, policy, **averages)
             found = setting.train(course)
             yield script, f"ratio {ratio}", setting, voted(found, policy)
@@ -99,7 +120,7 @@ def classes(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
         if script == "plain":
             rate = functools.partial(_constant, value=setting.rate)
         policy = policy_of(setting, NUM_CHECKPOINTS, ALL)
-        averages = setting.averages(setting.total_steps, USUAL)
+        averages = setting.averages(setting.total_steps, AVERAGES)
         found = setting.train(
             Course(setting.checkpoints, rate, policy, **averages)
         )
@@ -142,7 +163,9 @@ def fifths(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
         if script == "plain":
             rate = functools.partial(_constant, value=setting.rate)
         policy = policy_of(setting, NUM_CHECKPOINTS, OF_BOTH)
-        fifth, trust = vars(setting.reading(total)).values()
+        fifth, trust = _fifth(setting, total), OF_BOTH
+        if not fifth.is_lag_free:
+            trust = SinceItWasFit(**vars(OF_BOTH))
         wide = policy_of(setting, NUM_CHECKPOINTS, trust)
         for averaging, policies in (
             (_now(setting), {_NOW: policy}),
@@ -172,7 +195,7 @@ def fifths(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
         policy = policy_of(setting, num, ALL)
         for name, averaging in (
             (_NOW, _now(setting)),
-            (_FIFTH, setting.reading(ends[0]).averaging),
+            (_FIFTH, _fifth(setting, ends[0])),
         ):
             averages = setting.averages(ends[0], averaging)
             course = Course(
@@ -182,17 +205,54 @@ def fifths(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
     setting = _setting(cell, budget, AUTO, seed)
     for name, averaging in (
         (_NOW, _now(setting)),
-        (_FIFTH, setting.reading(setting.total_steps).averaging),
+        (_FIFTH, _fifth(setting, setting.total_steps)),
     ):
         [outcome] = auto_restarts(setting, averaging).values()
         yield AUTO, name, setting, outcome
 
 
+def shorts(cell: Cell, variant: str, budget: str, seed: int) -> Iterator:
+    """Averages without lag in short runs, also where the rate is too low."""
+    for script, share in itertools.product(("plain", "cosine"), (1.0, 0.1)):
+        setting = _setting(cell, budget, script, seed)
+        setting = dataclasses.replace(setting, rate=share * setting.rate)
+        total = setting.total_steps
+        rate: Callable[[int], float] = setting.cosine([total])
+        if script == "plain":
+            rate = functools.partial(_constant, value=setting.rate)
+        policy = policy_of(setting, NUM_CHECKPOINTS, OF_BOTH)
+        outcomes = {}
+        for name, averaging in (
+            (_NOW, _now(setting)),
+            (_SHORT, OF_AVERAGES["lag-free 0.1"]),
+        ):
+            averages = setting.averages(total, averaging)
+            course = Course(setting.checkpoints, rate, policy, **averages)
+            found = setting.train(course)
+            outcomes |= {
+                _FIT: single(found[-1].raw),
+                name: voted(found, policy),
+            }
+        for name, outcome in outcomes.items():
+            label = script if share == 1 else f"{script}{_SLOW}"
+            yield label, name, setting, outcome
+            if variant == "imbalanced":
+                divided = _by_priors(setting, outcome)
+                yield label, f"{name}, priors", setting, divided
+
+
+def _fifth(setting: Setting, num_steps: int) -> Averaging:
+    """Without lag where a class is rare, or each sample is seen rarely."""
+    num_epochs = num_steps / setting.loop.steps_per_epoch
+    has_lag = _now(setting) == AVERAGES and num_epochs >= FEWEST_EPOCHS
+    return Averaging(0.2, is_lag_free=not has_lag)
+
+
 def _now(setting: Setting) -> Averaging:
-    """As it was when a fifth was compared with it."""
-    reading = setting.reading(math.inf)  # as of any run of many epochs
-    is_rare = reading.averaging.is_lag_free
-    return OF_AVERAGES["lag-free 0.15"] if is_rare else USUAL
+    """As it was when others were compared with it."""
+    sums = np.bincount(setting.data.train[1])
+    is_rare = averaging_of(sums).is_lag_free
+    return OF_AVERAGES["lag-free 0.15"] if is_rare else AVERAGES
 
 
 def _by_priors(setting: Setting, outcome: Outcome) -> Outcome:
@@ -222,6 +282,7 @@ CANDIDATES = {
     "classes": classes,
     "averages": averages,
     "fifths": fifths,
+    "shorts": shorts,
 }
 # What the others are compared with, by how they begin.
 _BASES = {
@@ -230,6 +291,7 @@ _BASES = {
     "both": "error margin",
     "lag-free": "average 0.05",
     "a": _NOW,
+    "short": _NOW,
 }
 
 
@@ -249,7 +311,7 @@ def _restarted(
 ) -> Outcome:
     policy = policy_of(setting, num, ALL, ratio)
     ends = schedules.restart_steps(setting.total_steps, num)
-    averages = setting.averages(ends[0], USUAL)
+    averages = setting.averages(ends[0], AVERAGES)
     course = Course(ends, setting.cosine(ends), policy, keep=keep, **averages)
     return voted(setting.train(course), policy)
 
@@ -309,7 +371,8 @@ def tables(options: argparse.Namespace) -> None:
     for candidate, theirs in found.items():
         for label, base in _comparisons(candidate).items():
             known = theirs.keys() & found[base].keys()
-            parts = _parts if candidate.startswith(_FIFTH) else _older_parts
+            is_newer = candidate.startswith((_NOW, _FIFTH, _SHORT))
+            parts = _parts if is_newer else _older_parts
             for script, part, keys in parts(candidate, known):
                 if keys:
                     row = _differences(theirs, found[base], keys)
@@ -331,9 +394,11 @@ def _comparisons(candidate: str) -> dict[str, str]:
     """What a candidate is compared with, by what the rows are called."""
     name, *priors = candidate.split(", ")
     base = _BASES.get(name.split()[0], "ratio 1.0")
-    if name in _BASES.values() or name == "ratio 1.0":
-        return {}
     bases = {candidate: base}
+    if name in _BASES.values() or name in ("ratio 1.0", _FIT):
+        bases = {}
+    if name in (_NOW, _SHORT):
+        bases[f"{candidate}, against {_FIT}"] = _FIT
     if name == _BEFORE and not priors:
         bases[f"{name}, against {_FIFTH}"] = _FIFTH
     return {label: ", ".join([base, *priors]) for label, base in bases.items()}
@@ -348,6 +413,7 @@ def _parts(candidate: str, known: Iterable[tuple]) -> Iterator:
         "scripts": ("plain", "cosine"),
         "restarts": ("restarts=3", "restarts=6", "restarts=12"),
         AUTO: (AUTO,),
+        "scripts, a tenth of the rate": (f"plain{_SLOW}", f"cosine{_SLOW}"),
     }
     for kind, scripts in kinds.items():
         keys = [key for key in known if key[2] in scripts]

@@ -27,21 +27,17 @@ from cbnn_keras import boosting, imbalance, metrics, schedules
 from cbnn_keras.auto_restarts import SHORTEST_EPOCHS, AutoRestarts
 from cbnn_keras.boosting_policies import Boosting, EqualVotes
 from cbnn_keras.training.boosting_options import (
+    AVERAGES,
     DEFAULT_RATIO,
+    DEFAULT_TRUST,
     Averaging,
-    Reading,
-    default_reading,
+    averaging_of,
 )
 from cbnn_keras.trust import ALL, Trust
 
 NUM_CHECKPOINTS = 6
 PAPER = Boosting()
 AUTO = "restarts=auto"
-# Averages as they are usually made, whatever defaults are.
-USUAL = Averaging(0.05)
-# The single averaged models that others are compared with: with the usual
-# average, and with that of a member.
-AVERAGED = ("cosine, averaged", "cosine, averaged as members")
 NUM_POINTS = 24  # of the curve of a run
 
 
@@ -81,11 +77,10 @@ class Setting:
         interval = schedules.checkpoint_interval(total, NUM_CHECKPOINTS)
         return schedules.checkpoint_steps(total, interval)
 
-    def reading(self, num_steps: int, *, is_auto: bool = False) -> Reading:
-        """That of the callback, for a run or a cycle of so many steps."""
-        num_epochs = num_steps / self.loop.steps_per_epoch
-        sums = np.bincount(self.data.train[1])
-        return default_reading(sums, num_epochs, is_auto=is_auto)
+    @property
+    def averaging(self) -> Averaging:
+        """That of the callback's `average=True`."""
+        return averaging_of(np.bincount(self.data.train[1]))
 
     def averages(
         self, num_steps: int, averaging: Averaging | None = None
@@ -96,7 +91,7 @@ class Setting:
             num_steps: Of a cycle, or of the run.
             averaging: How they are made instead.
         """
-        chosen = averaging or self.reading(num_steps).averaging
+        chosen = averaging or self.averaging
         return {
             "horizon": max(round(chosen.horizon * num_steps), 1),
             "is_lag_free": chosen.is_lag_free,
@@ -198,8 +193,7 @@ def _script(
     The callback changes nothing in training by default, so that one run is
     that of both. (`tests/training/test_callback.py` compares bits.)
     """
-    trust = setting.reading(setting.total_steps).trust
-    policy = policy_of(setting, NUM_CHECKPOINTS, trust)
+    policy = policy_of(setting, NUM_CHECKPOINTS, DEFAULT_TRUST)
     if policy.deviation_rate:
         raise ValueError("By default training is another: it needs its own run")
     added = f"CBNN, {name}"
@@ -220,10 +214,13 @@ def plain(setting: Setting) -> dict[str, Outcome]:
 def cosine(setting: Setting) -> dict[str, Outcome]:
     rate = setting.cosine([setting.total_steps])
     found, outcomes = _script(setting, "cosine", rate, has_raw=True)
-    averages = setting.averages(setting.total_steps, USUAL)
-    usual = setting.train(Course([setting.total_steps], rate, **averages))
-    averaged = (usual[-1].member, found[-1].member)
-    outcomes |= zip(AVERAGED, map(single, averaged), strict=True)
+    last = found[-1].member
+    if setting.averaging != AVERAGES:  # the usual ones are what is compared
+        averages = setting.averages(setting.total_steps, AVERAGES)
+        last = setting.train(Course([setting.total_steps], rate, **averages))[
+            -1
+        ].member
+    outcomes["cosine, averaged"] = single(last)
     outcomes["NoCycle"] = voted(found, EqualVotes(), "raw")
     if setting.data.other_view is not None:
         mean = (found[-1].raw.test + found[-1].raw.other_view) / 2
@@ -293,8 +290,7 @@ def auto_restarts(
         shortest=SHORTEST_EPOCHS * setting.loop.steps_per_epoch,
         chance=scipy.stats.entropy(shares),
     )
-    reading = setting.reading(setting.total_steps, is_auto=True)
-    policy = policy_of(setting, rule.num_parts, reading.trust)
+    policy = policy_of(setting, rule.num_parts, DEFAULT_TRUST)
 
     def vote(checkpoints: list[Checkpoint]) -> Outcome:
         voters = cycles_of(rule, checkpoints, setting.data).voters
@@ -311,7 +307,7 @@ def auto_restarts(
         lambda step: setting.rate,
         policy,
         rule=rule,
-        **setting.averages(setting.total_steps, averaging or reading.averaging),
+        **setting.averages(setting.total_steps, averaging),
     )
     found = setting.train(course, watch=curves)
     return curves.added_to({AUTO: vote(found)})

@@ -18,18 +18,11 @@ class Trust:
             rare class counts as much as a frequent one.
         ratio: How many times the last member's loss a loss may be; in runs of
             format 3.
-        fit_error: Up to which training error of the last member the run has fit
-            its training set. What came before has learnt less of it by heart,
-            and `fit_margin` is all that is asked for.
-        fit_margin: How far above the last member's a training error may then
-            be.
     """
 
     margin: float | None = None
     class_margin: float | None = None
     ratio: float | None = None
-    fit_error: float | None = None
-    fit_margin: float | None = None
 
     def voters(
         self,
@@ -49,15 +42,7 @@ class Trust:
         >>> trust = Trust(margin=0.005, class_margin=0.005)
         >>> trust.voters([0.044, 0.042, 0.04], [0.2, 0.05, 0.05], [0.1] * 3)
         [False, True, True]
-
-        The same run, had it fit its training set:
-
-        >>> trust = Trust(margin=0.005, fit_error=0.05, fit_margin=0.25)
-        >>> trust.voters([0.044, 0.012, 0.0], [0.2, 0.05, 0.0], [0.1] * 3)
-        [True, True, True]
         """
-        if self.fit_error is not None and errors[-1] <= self.fit_error:
-            return near_last(errors, self.fit_margin or 0.0)
         rules = []
         if self.margin is not None:
             rules.append(near_last(errors, self.margin))

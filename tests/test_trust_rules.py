@@ -17,17 +17,6 @@ def test_members_near_the_last_one():
     assert near_last([0.1, 0.0], ratio=1.25) == [False, True]
 
 
-def test_members_of_before_where_the_training_set_was_fit():
-    trust = Trust(0.005, 0.005, fit_error=0.05, fit_margin=0.25)
-    alike = [0.1, 0.1, 0.1, 0.1]
-    found = trust.voters([0.31, 0.29, 0.06, 0.05], [0.9, 0.9, 0.9, 0.0], alike)
-    assert found == [False, True, True, True]
-    found = trust.voters([0.3, 0.061, 0.058, 0.056], alike, alike)
-    assert found == [False, True, True, True]
-    found = trust.voters([0.3, 0.062, 0.058, 0.056], [0.2, *alike[:3]], alike)
-    assert found == [False, False, True, True]
-
-
 NUMBERS = st.lists(st.floats(0, 16), min_size=1, max_size=6)
 
 
@@ -42,7 +31,6 @@ def test_the_last_member_is_always_trusted(errors, margin, ratio):
         Trust,
         *(st.none() | st.floats(0, 1) for _ in range(2)),
         st.none() | st.floats(1, 3),
-        *(st.none() | st.floats(0, 1) for _ in range(2)),
     ),
 )
 def test_a_member_votes_if_no_rule_speaks_against_it(members, trust):
@@ -57,8 +45,6 @@ def test_a_member_votes_if_no_rule_speaks_against_it(members, trust):
             votes &= of_classes <= last[1] + trust.class_margin + 1e-12
         if trust.ratio is not None:
             votes &= loss <= trust.ratio * last[2] + 1e-12
-        if trust.fit_error is not None and last[0] <= trust.fit_error:
-            votes = error <= last[0] + (trust.fit_margin or 0) + 1e-12
         expected.append(votes)
     assert trust.voters(*zip(*members, strict=True)) == expected
     assert ALL.voters(*zip(*members, strict=True)) == [True] * len(members)

@@ -187,10 +187,6 @@ def _wrong_trust(manifest: Manifest) -> Iterator[str]:
         yield f"trusted_margin is {trust.margin}"
     if not 0 <= (trust.class_margin or 0) <= 1:
         yield f"trusted_class_margin is {trust.class_margin}"
-    if not 0 <= (trust.fit_error or 0) <= 1:
-        yield f"trusted_fit_error is {trust.fit_error}"
-    if not 0 <= (trust.fit_margin or 0) <= 1:
-        yield f"trusted_fit_margin is {trust.fit_margin}"
     if not 1 <= (trust.ratio or 1) < math.inf:
         yield f"trusted_ratio is {trust.ratio}"
     if trust.class_margin is not None:

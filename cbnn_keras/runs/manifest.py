@@ -5,12 +5,11 @@ The dataclasses are the schema, and the only one: they are written to
 types of their fields. Their text is that of `manifest_json`, and whether they
 can be true is asked in `claims`.
 
-Format 8 differs from format 7 in runs that restart by held-out data, in
-averages without lag and in members that are trusted since the training set was
-fit, format 7 from format 6 in the share of a calibration, format 6 from format
-5 in the calibration of a run and in members that are trusted by the error of
-each class, and format 5 from format 4 in the phases of a run of several fits; a
-run without is still written in the format before.
+Format 8 differs from format 7 in runs that restart by held-out data and in
+averages without lag, format 7 from format 6 in the share of a calibration,
+format 6 from format 5 in the calibration of a run and in members that are
+trusted by the error of each class, and format 5 from format 4 in the phases of
+a run of several fits; a run without is still written in the format before.
 Format 4 differs from format 3 in the votes that an ensemble was saved with.
 Format 3 differs from format 2 in the checksum that the manifest has of itself.
 Format 2 differs from format 1 in the settings of methods that do not boost as
@@ -133,8 +132,6 @@ _TRUST = {
     "trusted_margin": "margin",
     "trusted_ratio": "ratio",
     "trusted_class_margin": "class_margin",
-    "trusted_fit_error": "fit_error",
-    "trusted_fit_margin": "fit_margin",
 }
 _POLICY_SETTINGS = (
     "deviation_rate",

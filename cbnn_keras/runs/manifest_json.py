@@ -20,10 +20,7 @@ FORMAT_VERSION = 8
 # What is new in a format; without it, earlier versions of the package read what
 # is written.
 _NEW_IN = {
-    8: {
-        *("settings.restart_gain", "settings.lag_free"),
-        "settings.trusted_fit_error",
-    },
+    8: {"settings.restart_gain", "settings.lag_free"},
     7: {"calibration.share"},
     6: {"calibration", "settings.trusted_class_margin"},
     5: {"phases"},

@@ -20,11 +20,8 @@ from cbnn_keras.trust import ALL, Trust
 _LAG_FREE = "lag_free"  # in the settings of a run
 # The rarest class has a fifth of the most frequent one's samples, or less.
 _IMBALANCE = 5
-_FEWEST_EPOCHS = 20
 # Half a point of training error, over all samples and averaged over classes.
-_NEAR_LAST = Trust(margin=0.005, class_margin=0.005)
-# And 25 points where the training set was fit: 5 % of it are wrong, at most.
-_BEFORE_FIT = dataclasses.replace(_NEAR_LAST, fit_error=0.05, fit_margin=0.25)
+DEFAULT_TRUST = Trust(margin=0.005, class_margin=0.005)
 # Training as it is without: no larger ratio was better on held-out data.
 DEFAULT_RATIO = 1.0
 
@@ -56,55 +53,28 @@ class Averaging:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class Reading:
-    """How members are read from a run where the user leaves it open.
-
-    Attributes:
-        averaging: Of members.
-        trust: Which of them vote.
-    """
-
-    averaging: Averaging
-    trust: Trust
+AVERAGES = Averaging(0.05)
+# Averages lag behind most of all in what the weights know of rare classes.
+_OF_RARE_CLASSES = Averaging(0.15, is_lag_free=True)
 
 
-# What lags behind has learnt less by heart, as wrong labels are ...
-_WITH_LAG = Reading(Averaging(0.2), _BEFORE_FIT)
-# ... but also less of what is rarely seen.
-_WITHOUT = Reading(Averaging(0.2, is_lag_free=True), _NEAR_LAST)
-# `restarts="auto"` decides by what members are; a fifth made it no better.
-_OF_AUTO = Reading(Averaging(0.05), _NEAR_LAST)
-_OF_AUTO_WITHOUT = Reading(Averaging(0.15, is_lag_free=True), _NEAR_LAST)
-
-
-def default_reading(
-    class_sums: np.ndarray, num_epochs: float, *, is_auto: bool = False
-) -> Reading:
-    """How members are read from a run by default.
+def averaging_of(class_sums: np.ndarray) -> Averaging:
+    """How members are averaged by default.
 
     Args:
         class_sums: What the training samples of each class weigh together.
-        num_epochs: Of the run, or of a cycle.
-        is_auto: Whether held-out data say when it restarts.
 
     Example:
 
-    >>> default_reading(np.array([50, 50, 11, 0]), num_epochs=20).averaging
-    Averaging(horizon=0.2, is_lag_free=False)
-    >>> default_reading(np.array([50, 50, 10, 0]), num_epochs=20).averaging
-    Averaging(horizon=0.2, is_lag_free=True)
-    >>> default_reading(np.array([50, 50]), num_epochs=19).averaging
-    Averaging(horizon=0.2, is_lag_free=True)
+    >>> averaging_of(np.array([50, 50, 11, 0]))
+    Averaging(horizon=0.05, is_lag_free=False)
+    >>> averaging_of(np.array([50, 50, 10, 0]))
+    Averaging(horizon=0.15, is_lag_free=True)
     """
     known = class_sums[class_sums > 0]
     # Sums are rounded: their last digits must not decide.
     is_imbalanced = known.min() * _IMBALANCE <= known.max() * (1 + 1e-9)
-    if is_auto:
-        return _OF_AUTO_WITHOUT if is_imbalanced else _OF_AUTO
-    # A last batch that is left out makes an epoch a little shorter.
-    is_short = num_epochs < _FEWEST_EPOCHS - 0.5
-    return _WITHOUT if is_imbalanced or is_short else _WITH_LAG
+    return _OF_RARE_CLASSES if is_imbalanced else AVERAGES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +89,7 @@ class BoostingOptions:
         trust: Which members vote.
         left_open: Which of `"rate"`, `"average"` and `"members"` the user has
             said nothing of.
-        by_data: Which of `"averaging"` and `"trust"` are those of
-            `default_reading`.
+        asks_for_classes: Whether classes decide on the averaging.
     """
 
     deviation_rate: float | None
@@ -129,7 +98,7 @@ class BoostingOptions:
     averaging: Averaging | None
     trust: Trust
     left_open: frozenset[str]
-    by_data: frozenset[str]
+    asks_for_classes: bool
 
     @classmethod
     def checked(
@@ -158,10 +127,6 @@ class BoostingOptions:
             members = "all" if has_restarts else "trusted"
         if not given["rate"]:
             largest_ratio = DEFAULT_RATIO
-        by_data = {
-            "averaging": average is None or average is True,
-            "trust": members == "trusted",
-        }
         return cls(
             _checked_rate(owner, deviation_rate),
             _checked_ratio(owner, largest_ratio),
@@ -177,7 +142,7 @@ class BoostingOptions:
             _checked_averaging(owner, True if average is None else average),
             _checked_trust(owner, members),
             frozenset(name for name, is_given in given.items() if not is_given),
-            frozenset(name for name, is_open in by_data.items() if is_open),
+            average is None or average is True,
         )
 
     @property
@@ -193,28 +158,16 @@ class BoostingOptions:
             found = dataclasses.replace(
                 found, deviation_rate=policy.deviation_rate, largest_ratio=None
             )
-        # `average=True` is as it was meant when the run began, ...
-        is_meant = "averaging" in self.by_data and averaging is not None
-        if is_meant or "average" in self.left_open:
-            found = found._with(averaging=averaging)
-        # ... and so is "trusted".
-        is_meant = "trust" in self.by_data and policy.trust != ALL
+        # `average=True` is as it was meant when the run began.
+        if "average" in self.left_open or (self.asks_for_classes and averaging):
+            found = dataclasses.replace(
+                found, averaging=averaging, asks_for_classes=False
+            )
+        # "trusted" is as it was meant when the run began.
+        is_meant = ALL not in (self.trust, policy.trust)
         if is_meant or "members" in self.left_open:
-            found = found._with(trust=policy.trust)
+            found = dataclasses.replace(found, trust=policy.trust)
         return found
-
-    def settled(self, reading: Reading) -> "BoostingOptions":
-        """These options where the data have decided."""
-        known = vars(reading)
-        if "averaging" not in self.by_data:
-            # What came before has a vote as those averages have it.
-            known = known | {"trust": _NEAR_LAST}
-        return self._with(**{name: known[name] for name in self.by_data})
-
-    def _with(self, **settled: Any) -> "BoostingOptions":
-        return dataclasses.replace(
-            self, **settled, by_data=self.by_data - settled.keys()
-        )
 
     def policy(self, num_checkpoints: int, num_classes: int) -> Boosting:
         """How a run of so many checkpoints votes and updates."""
@@ -257,7 +210,7 @@ def _checked_ratio(owner: str, ratio: Any) -> float | None:
 def _checked_averaging(owner: str, average: Any) -> Averaging | None:
     """How members are averaged, or None for the model as it is."""
     if isinstance(average, (bool, np.bool_)):
-        return _WITH_LAG.averaging if average else None
+        return AVERAGES if average else None
     horizon = arguments.number(
         owner,
         "average",
@@ -274,4 +227,4 @@ def _checked_trust(owner: str, members: Any) -> Trust:
         raise ValueError(
             f"{owner}(members={members!r}): must be 'trusted' or 'all'."
         )
-    return _WITH_LAG.trust if members == "trusted" else ALL
+    return DEFAULT_TRUST if members == "trusted" else ALL

@@ -11,8 +11,9 @@ from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.support import arguments
 from cbnn_keras.training import fit_call, intervals
 from cbnn_keras.training.boosting_options import (
+    Averaging,
     BoostingOptions,
-    default_reading,
+    averaging_of,
 )
 from cbnn_keras.training.checkpointing import CheckpointCallback
 from cbnn_keras.training.plan import (
@@ -86,17 +87,14 @@ class CBNNCallback(CheckpointCallback):
             statistics of BatchNorm recomputed for it, and not the model at its
             checkpoint; or the horizon of the average as a share of the run (of
             a cycle, with `restarts`). Training is the same, bit for bit.
-            True, the default, stands for 0.2; in runs (cycles) of fewer than
-            20 epochs, and where a class has a fifth of the samples of the most
-            frequent one, or less, averages do not lag behind the weights.
-            With `restarts="auto"` it stands for 0.05, and for 0.15 without
-            lag where a class is that rare.
+            True, the default, stands for 0.05; where a class has a fifth of
+            the samples of the most frequent one, or less, for averages over
+            0.15 of the run that do not lag behind the weights.
         members: Which members vote unless asked otherwise: `"all"`, as in the
             paper and the default with `restarts`, or `"trusted"`, the default
             without: those whose training error, over all samples and averaged
             over the classes, is at most half a point above that of the last
-            one; where averages lag and the training set was fit (5 % wrong, at
-            most) at most 25 points (see `trust.Trust`).
+            one (see `trust.Trust`).
         restarts: K, from 2: the run becomes K cycles, and the model starts anew
             in each. For runs that are several times longer than the model
             needs to fit its training set; in shorter ones it does harm.
@@ -291,8 +289,7 @@ class CBNNCallback(CheckpointCallback):
         settings = dict(checkpoints.settings)
         if self._num_phases > 1:
             settings["phases"] = self._num_phases
-        options = self._settled(checkpoints.length, steps_per_epoch)
-        averaging, horizon = options.averaging, None
+        averaging, horizon = self._averaging(), None
         if averaging is not None:
             settings |= averaging.settings
             horizon = max(round(averaging.horizon * checkpoints.length), 1)
@@ -304,7 +301,7 @@ class CBNNCallback(CheckpointCallback):
         num_rounds = self._num_phases * len(planned)
         return Plan(
             checkpoints.steps,
-            options.policy(num_rounds, self._num_classes),
+            self.boosting.policy(num_rounds, self._num_classes),
             settings,
             rate,
             actions,
@@ -314,21 +311,11 @@ class CBNNCallback(CheckpointCallback):
             averaging is not None and averaging.is_lag_free,
         )
 
-    def _settled(
-        self, num_steps: int, steps_per_epoch: int | None
-    ) -> BoostingOptions:
-        """What was asked for, where data decide for a run or a cycle."""
+    def _averaging(self) -> Averaging | None:
         task = None if self._fit is None else self._fit.task
-        if task is None:
-            return self.boosting
-        # An epoch of `fit` may be a part of a pass.
-        steps = task.weights.num_batches or steps_per_epoch
-        num_epochs = num_steps / steps if steps else 0.0
-        return self.boosting.settled(
-            default_reading(
-                task.class_sums(), num_epochs, is_auto=self.restarting.are_auto
-            )
-        )
+        if task is None or not self.boosting.asks_for_classes:
+            return self.boosting.averaging
+        return averaging_of(task.class_sums())
 
     def _checkpoints(
         self, total_steps: int, steps_per_epoch: int | None

@@ -104,13 +104,13 @@ def test_the_loop_is_the_callback(case):
 
 
 def test_the_loop_is_the_callback_where_a_class_is_rare():
-    """Averages have no lag then: of 24 steps a horizon of five."""
+    """Averages have no lag then: of 24 steps a horizon of four."""
     labels = np.where((Y == 2) & (np.arange(len(Y)) > 14), 0, Y)
     assert np.bincount(labels).tolist() == [35, 20, 5]
     cbnn = by_callback(CBNNCallback(num_checkpoints=3), None, labels)
     policy = Boosting(0.0)
     course = Course(
-        [8, 16, 24], lambda step: 0.05, policy, horizon=5, is_lag_free=True
+        [8, 16, 24], lambda step: 0.05, policy, horizon=4, is_lag_free=True
     )
     compare(cbnn, course, labels, labels)
 

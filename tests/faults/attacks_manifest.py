@@ -152,8 +152,6 @@ def _header_changes() -> list[tuple]:
         ("settings", "expected_error", 2.0),
         *(("settings", "trusted_class_margin", v) for v in (-1, 2.0, "x")),
         ("settings", "trusted_class_margin", 1e999),
-        *(("settings", "trusted_fit_error", v) for v in (-1, 2.0, "x")),
-        *(("settings", "trusted_fit_margin", v) for v in (-1, 2.0, "x")),
         ("settings", "equal_votes", True),
         ("settings", "updates_from_first", True),
         ("settings", "restarts", "auto"),

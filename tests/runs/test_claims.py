@@ -122,14 +122,6 @@ def in_round(number, **changes):
             "trusted_class_margin is 1.5",
         ),
         (
-            lambda m: m["settings"].update(trusted_fit_error=1.5),
-            "trusted_fit_error is 1.5",
-        ),
-        (
-            lambda m: m["settings"].update(trusted_fit_margin=-0.1),
-            "trusted_fit_margin is -0.1",
-        ),
-        (
             lambda m: (
                 m["settings"].update(trusted_class_margin=0.1),
                 in_round(0, class_error=None)(m),

@@ -444,8 +444,6 @@ def test_manifest_that_is_none(run, content, text):
         ({"settings": {}, "calibration": {"share": 0.1}}, 7),
         ({"settings": {"restarts": 6}}, 4),
         ({"settings": {"restarts": "auto", "restart_gain": 0.03}}, 8),
-        ({"settings": {"average": 0.2, "lag_free": True}}, 8),
-        ({"settings": {"trusted_margin": 0.1, "trusted_fit_error": 0.1}}, 8),
     ],
 )
 def test_format_is_the_first_that_knows_what_is_said(

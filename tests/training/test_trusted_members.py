@@ -5,16 +5,8 @@ import dataclasses
 import keras
 import numpy as np
 import pytest
-from helpers import (
-    blobs,
-    change_manifest,
-    dense_model,
-    header,
-    round_at,
-    trained,
-)
+from helpers import blobs, dense_model, header, round_at, trained
 from sklearn.metrics import balanced_accuracy_score
-from test_resume import Stop, StopAfter
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble, RunError, metrics
 from cbnn_keras.boosting_policies import Boosting
@@ -53,30 +45,6 @@ def test_members_of_a_higher_training_error_do_not_vote(run):
     assert everyone.select(num=6).votes.tolist() == [
         r["vote"] for r in cbnn.history
     ]
-
-
-def test_members_of_before_vote_where_the_training_set_was_fit():
-    x, y = blobs()
-    keras.utils.set_random_seed(0)
-    model = dense_model()
-    model.optimizer.learning_rate = 0.035
-    cbnn = CBNNCallback(interval="1ep")
-    train = cbnn.weighted(x, y, batch_size=20, seed=1)
-    model.fit(train, epochs=20, callbacks=[cbnn], verbose=0)
-    everyone = cbnn.ensemble("all")
-    errors = [
-        np.mean(p.argmax(axis=1) != y)
-        for p in everyone.member_probabilities(x, verbose=0)
-    ]
-    assert errors[-1] <= 0.05
-    expected = [
-        record["step"]
-        for record, error in zip(cbnn.history, errors, strict=True)
-        if error <= errors[-1] + 0.25 + 1e-9
-    ]
-    near = sum(error <= errors[-1] + 0.005 for error in errors)
-    assert near < len(expected) < len(everyone) == 20
-    assert [m["step"] for m in cbnn.ensemble().members] == expected
 
 
 def test_a_member_that_is_weak_in_a_rare_class_does_not_vote():
@@ -142,8 +110,8 @@ def test_a_saved_ensemble_is_the_one_that_was_saved(run, tmp_path):
 def test_defaults():
     found = CBNNCallback().boosting
     assert (found.averaging, found.trust) == (
-        Averaging(0.2),
-        Trust(0.005, 0.005, fit_error=0.05, fit_margin=0.25),
+        Averaging(0.05),
+        Trust(0.005, 0.005),
     )
     assert (found.largest_ratio, found.deviation_rate) == (1.0, None)
     # Members that start anew are worth the same, whichever comes last.
@@ -176,35 +144,8 @@ def test_what_is_left_open_is_as_the_run_began(tmp_path):
     policy = cbnn.run.header.settings.policy
     assert (policy.deviation_rate, policy.trust) == (0.02, ALL)
     assert "average" not in cbnn.run.header.settings.own
-    with pytest.raises(RunError, match="average was None and is 0.2"):
+    with pytest.raises(RunError, match="average was None and is 0.05"):
         fit(5, resume=True, average=True)
-
-
-def test_a_run_with_the_trust_of_before_keeps_it(tmp_path):
-    """Begun by a version that asked for half a point, whatever was fit."""
-    x, y = blobs()
-
-    def fit(*others):
-        cbnn = CBNNCallback(tmp_path / "run", num_checkpoints=5, resume=True)
-        train = cbnn.weighted(x, y, batch_size=20, seed=1)
-        dense_model().fit(
-            train, epochs=20, callbacks=[cbnn, *others], verbose=0
-        )
-        return cbnn.run.header.settings
-
-    with pytest.raises(Stop):
-        fit(StopAfter(epoch=9))
-    change_manifest(tmp_path / "run", forget_what_came_before)
-    settings = fit()
-    assert settings.policy.trust == Trust(0.005, 0.005)
-    assert settings.own["average"] == 0.05
-
-
-def forget_what_came_before(manifest):
-    settings = manifest["settings"]
-    del settings["trusted_fit_error"], settings["trusted_fit_margin"]
-    settings["average"] = 0.05
-    manifest["format_version"] = 6
 
 
 def test_accuracy_in_the_logs_is_that_of_the_voters():
