@@ -251,7 +251,7 @@ def _fifth(setting: Setting, num_steps: int) -> Averaging:
 def _now(setting: Setting) -> Averaging:
     """As it was when others were compared with it."""
     sums = np.bincount(setting.data.train[1])
-    is_rare = averaging_of(sums).is_lag_free
+    is_rare = averaging_of(sums, FEWEST_EPOCHS).is_lag_free
     return OF_AVERAGES["lag-free 0.15"] if is_rare else AVERAGES
 
 
@@ -419,6 +419,8 @@ def _parts(candidate: str, known: Iterable[tuple]) -> Iterator:
         keys = [key for key in known if key[2] in scripts]
         usual = [key for key in keys if key[0] != "cifar100"]
         yield kind, "all", usual
+        balanced = [key for key in usual if "imbalanced" not in key]
+        yield kind, "balanced", balanced
         for part in (*VARIANTS, *BUDGETS):
             yield kind, part, [key for key in usual if part in key]
         for task in TASKS:

@@ -78,9 +78,13 @@ class Setting:
         return schedules.checkpoint_steps(total, interval)
 
     @property
+    def num_epochs(self) -> float:
+        return self.total_steps / self.loop.steps_per_epoch
+
+    @property
     def averaging(self) -> Averaging:
         """That of the callback's `average=True`."""
-        return averaging_of(np.bincount(self.data.train[1]))
+        return averaging_of(np.bincount(self.data.train[1]), self.num_epochs)
 
     def averages(
         self, num_steps: int, averaging: Averaging | None = None

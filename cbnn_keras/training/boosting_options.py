@@ -20,6 +20,7 @@ from cbnn_keras.trust import ALL, Trust
 _LAG_FREE = "lag_free"  # in the settings of a run
 # The rarest class has a fifth of the most frequent one's samples, or less.
 _IMBALANCE = 5
+_FEWEST_EPOCHS = 20  # of a run that is not short
 # Half a point of training error, over all samples and averaged over classes.
 DEFAULT_TRUST = Trust(margin=0.005, class_margin=0.005)
 # Training as it is without: no larger ratio was better on held-out data.
@@ -54,27 +55,34 @@ class Averaging:
 
 
 AVERAGES = Averaging(0.05)
-# Averages lag behind most of all in what the weights know of rare classes.
+# Averages lag behind the weights: most of all in what these know of rare
+# classes, ...
 _OF_RARE_CLASSES = Averaging(0.15, is_lag_free=True)
+# ... and in a run that ends before all is learnt.
+_OF_SHORT_RUNS = Averaging(0.1, is_lag_free=True)
 
 
-def averaging_of(class_sums: np.ndarray) -> Averaging:
+def averaging_of(class_sums: np.ndarray, num_epochs: float) -> Averaging:
     """How members are averaged by default.
 
     Args:
         class_sums: What the training samples of each class weigh together.
+        num_epochs: How often the run passes over them.
 
     Example:
 
-    >>> averaging_of(np.array([50, 50, 11, 0]))
+    >>> averaging_of(np.array([50, 50, 11, 0]), num_epochs=20)
     Averaging(horizon=0.05, is_lag_free=False)
-    >>> averaging_of(np.array([50, 50, 10, 0]))
+    >>> averaging_of(np.array([50, 50, 11, 0]), num_epochs=19)
+    Averaging(horizon=0.1, is_lag_free=True)
+    >>> averaging_of(np.array([50, 50, 10, 0]), num_epochs=20)
     Averaging(horizon=0.15, is_lag_free=True)
     """
     known = class_sums[class_sums > 0]
     # Sums are rounded: their last digits must not decide.
-    is_imbalanced = known.min() * _IMBALANCE <= known.max() * (1 + 1e-9)
-    return _OF_RARE_CLASSES if is_imbalanced else AVERAGES
+    if known.min() * _IMBALANCE <= known.max() * (1 + 1e-9):
+        return _OF_RARE_CLASSES
+    return _OF_SHORT_RUNS if num_epochs < _FEWEST_EPOCHS else AVERAGES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +97,7 @@ class BoostingOptions:
         trust: Which members vote.
         left_open: Which of `"rate"`, `"average"` and `"members"` the user has
             said nothing of.
-        asks_for_classes: Whether classes decide on the averaging.
+        asks_for_data: Whether data and epochs decide on the averaging.
     """
 
     deviation_rate: float | None
@@ -98,7 +106,7 @@ class BoostingOptions:
     averaging: Averaging | None
     trust: Trust
     left_open: frozenset[str]
-    asks_for_classes: bool
+    asks_for_data: bool
 
     @classmethod
     def checked(
@@ -159,9 +167,9 @@ class BoostingOptions:
                 found, deviation_rate=policy.deviation_rate, largest_ratio=None
             )
         # `average=True` is as it was meant when the run began.
-        if "average" in self.left_open or (self.asks_for_classes and averaging):
+        if "average" in self.left_open or (self.asks_for_data and averaging):
             found = dataclasses.replace(
-                found, averaging=averaging, asks_for_classes=False
+                found, averaging=averaging, asks_for_data=False
             )
         # "trusted" is as it was meant when the run began.
         is_meant = ALL not in (self.trust, policy.trust)

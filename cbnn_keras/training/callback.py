@@ -87,9 +87,10 @@ class CBNNCallback(CheckpointCallback):
             statistics of BatchNorm recomputed for it, and not the model at its
             checkpoint; or the horizon of the average as a share of the run (of
             a cycle, with `restarts`). Training is the same, bit for bit.
-            True, the default, stands for 0.05; where a class has a fifth of
-            the samples of the most frequent one, or less, for averages over
-            0.15 of the run that do not lag behind the weights.
+            True, the default, stands for 0.05, and for averages that do not
+            lag behind the weights in two cases: over 0.1 of a run of fewer
+            than 20 epochs, and over 0.15 where a class has a fifth of the
+            samples of the most frequent one, or less.
         members: Which members vote unless asked otherwise: `"all"`, as in the
             paper and the default with `restarts`, or `"trusted"`, the default
             without: those whose training error, over all samples and averaged
@@ -273,6 +274,8 @@ class CBNNCallback(CheckpointCallback):
     def _adopt(self, settings: Settings | None) -> None:
         super()._adopt(settings)
         self.boosting = self._asked
+        if settings is None and self._earlier is not None:
+            settings = self._earlier.settings_of(0)  # as the run began
         if settings is not None:
             self.boosting = self._asked.adopted(settings)
 
@@ -289,7 +292,7 @@ class CBNNCallback(CheckpointCallback):
         settings = dict(checkpoints.settings)
         if self._num_phases > 1:
             settings["phases"] = self._num_phases
-        averaging, horizon = self._averaging(), None
+        averaging, horizon = self._averaging(total_steps), None
         if averaging is not None:
             settings |= averaging.settings
             horizon = max(round(averaging.horizon * checkpoints.length), 1)
@@ -311,11 +314,16 @@ class CBNNCallback(CheckpointCallback):
             averaging is not None and averaging.is_lag_free,
         )
 
-    def _averaging(self) -> Averaging | None:
+    def _averaging(self, total_steps: int) -> Averaging | None:
         task = None if self._fit is None else self._fit.task
-        if task is None or not self.boosting.asks_for_classes:
+        if task is None or not self.boosting.asks_for_data:
             return self.boosting.averaging
-        return averaging_of(task.class_sums())
+        # An epoch of `fit` may be a part of a pass.
+        num_batches = task.weights.num_batches
+        num_epochs = self.params["epochs"]
+        if num_batches is not None:
+            num_epochs = total_steps / num_batches
+        return averaging_of(task.class_sums(), num_epochs)
 
     def _checkpoints(
         self, total_steps: int, steps_per_epoch: int | None

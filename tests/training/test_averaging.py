@@ -36,17 +36,17 @@ def expected_average(weights, horizon, period):
 
 
 @pytest.mark.parametrize(
-    ("average", "horizon", "period"),
-    [(0.1, 3, 1), (0.9, 27, 2), (True, 2, 1)],  # of 30 steps
+    ("average", "epochs", "horizon", "period"),
+    [(0.1, 5, 3, 1), (0.9, 5, 27, 2), (True, 20, 6, 1)],  # of 6 steps each
 )
-def test_member_is_the_exponential_average(average, horizon, period):
+def test_member_is_the_exponential_average(average, epochs, horizon, period):
     x, y = blobs()
     model, trace = dense_model(), Trace()
     cbnn = CBNNCallback(average=average, num_checkpoints=2)
     train = cbnn.weighted(x, y, batch_size=20, seed=1)
-    model.fit(train, epochs=5, callbacks=[trace, cbnn], verbose=0)
-    ensemble = cbnn.ensemble()
-    for step in (15, 30):
+    model.fit(train, epochs=epochs, callbacks=[trace, cbnn], verbose=0)
+    ensemble = cbnn.ensemble("all")
+    for step in (3 * epochs, 6 * epochs):
         expected = expected_average(trace.weights[:step], horizon, period)
         with ensemble.member(step) as member:
             for a, b in zip(expected, member.get_weights(), strict=True):
@@ -108,22 +108,43 @@ def test_what_has_no_lag_follows_a_straight_line():
 
 
 @pytest.mark.parametrize(
-    ("ratio", "options", "is_lag_free"),
+    ("ratio", "epochs", "options", "found"),
     [
-        (5, {}, True),
-        (5, {"average": True}, True),
-        (4, {}, False),
-        (5, {"average": 0.1}, False),
-        (5, {"average": False}, False),
+        (5, 20, {}, {"average": 0.15, "lag_free": True}),
+        (5, 20, {"average": True}, {"average": 0.15, "lag_free": True}),
+        (5, 2, {}, {"average": 0.15, "lag_free": True}),
+        (4, 20, {}, {"average": 0.05}),
+        (4, 20, {"restarts": 4}, {"average": 0.05}),
+        (4, 19, {}, {"average": 0.1, "lag_free": True}),
+        (4, 1, {"average": True}, {"average": 0.1, "lag_free": True}),
+        (4, 1, {"average": 0.1}, {"average": 0.1}),
+        (5, 1, {"average": False}, {}),
     ],
     ids=str,
 )
-def test_which_runs_have_averages_without_lag(ratio, options, is_lag_free):
-    cbnn = CBNNCallback(num_checkpoints=1, **options)
+def test_what_averages_a_run_has(ratio, epochs, options, found):
+    cbnn = CBNNCallback(**options)
     train = cbnn.weighted(*rare(ratio), batch_size=22, seed=1)
-    dense_model().fit(train, epochs=1, callbacks=[cbnn], verbose=0)
+    dense_model().fit(train, epochs=epochs, callbacks=[cbnn], verbose=0)
     settings = cbnn.run.header.settings.own
-    assert settings.get("lag_free", False) == is_lag_free
+    known = {name: settings.get(name) for name in ("average", "lag_free")}
+    assert {name: v for name, v in known.items() if v is not None} == found
+
+
+def test_epochs_of_a_pipeline_are_passes_over_the_samples():
+    """Ten epochs of twice the samples are twenty."""
+    x, y = rare(4)
+    cbnn = CBNNCallback()
+    train = cbnn.weighted(x, y, batch_size=22, seed=1)
+    steps = 2 * int(train.cardinality())
+    dense_model().fit(
+        train.repeat(),
+        epochs=10,
+        steps_per_epoch=steps,
+        callbacks=[cbnn],
+        verbose=0,
+    )
+    assert cbnn.run.header.settings.own["average"] == 0.05
 
 
 def test_samples_that_weigh_more_are_not_rare():
@@ -131,7 +152,7 @@ def test_samples_that_weigh_more_are_not_rare():
     cbnn = CBNNCallback(num_checkpoints=1)
     weights = {0: 1.0, 1: 1.0, 2: 2.0}
     train = cbnn.weighted(x, y, class_weight=weights, batch_size=22, seed=1)
-    dense_model().fit(train, epochs=1, callbacks=[cbnn], verbose=0)
+    dense_model().fit(train, epochs=20, callbacks=[cbnn], verbose=0)
     assert "lag_free" not in cbnn.run.header.settings.own
 
 

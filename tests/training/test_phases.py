@@ -7,7 +7,7 @@ import shutil
 import keras
 import numpy as np
 import pytest
-from helpers import blobs, same, trained
+from helpers import blobs, change_manifest, same, trained
 from test_callback import Stop, StopAfter
 from test_resume import contents
 
@@ -82,7 +82,7 @@ def test_steps_epochs_and_members_go_on(uninterrupted):
     assert [(p.step, p.epoch) for p in run.phases] == [(14, 2)]
     assert run.header.settings.total_steps == 21
     manifest = json.loads((directory / "manifest.json").read_text())
-    assert manifest["format_version"] == 6  # by its rule of trust
+    assert manifest["format_version"] == 8  # by its averages
 
 
 def test_boosting_goes_on_from_phase_to_phase(uninterrupted):
@@ -100,6 +100,33 @@ def test_boosting_goes_on_from_phase_to_phase(uninterrupted):
             omega = omega * np.exp(rate * vote * ~correct)
             omega /= omega.sum()
     np.testing.assert_allclose(cbnn.sample_weights, omega * len(Y), rtol=1e-5)
+
+
+def averages(run):
+    return [run.settings_of(phase).own.get("average") for phase in (0, 1)]
+
+
+def test_a_long_fit_averages_as_the_short_one_before_it():
+    cbnn, _, _ = two_fits(None, epochs=(2, 21))
+    assert averages(cbnn.run) == [0.1, 0.1]
+
+
+def test_a_fit_averages_as_the_one_of_another_version_before_it(tmp_path):
+    """It was begun when averages of short runs had their lag."""
+    directory = tmp_path / "run"
+    with pytest.raises(Stop):
+        two_fits(directory, [], [StopAfter(epoch=0, batch=1)])
+
+    def with_lag(manifest):
+        phase = manifest["phases"][0]
+        for settings in (manifest["settings"], phase["settings"]):
+            settings["average"] = 0.05
+            del settings["lag_free"]
+
+    change_manifest(directory, with_lag)
+    cbnn, _, _ = two_fits(directory, resume=True)
+    assert averages(cbnn.run) == [0.05, 0.05]
+    assert "lag_free" not in cbnn.run.settings_of(1).own
 
 
 @pytest.mark.large

@@ -144,7 +144,7 @@ def test_what_is_left_open_is_as_the_run_began(tmp_path):
     policy = cbnn.run.header.settings.policy
     assert (policy.deviation_rate, policy.trust) == (0.02, ALL)
     assert "average" not in cbnn.run.header.settings.own
-    with pytest.raises(RunError, match="average was None and is 0.05"):
+    with pytest.raises(RunError, match="average was None and is 0.1"):
         fit(5, resume=True, average=True)
 
 
