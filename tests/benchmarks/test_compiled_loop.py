@@ -103,14 +103,21 @@ def test_the_loop_is_the_callback(case):
     compare(by_callback(make(), rate), course, Y)
 
 
-def test_the_loop_is_the_callback_where_a_class_is_rare():
-    """Averages have no lag then: of 24 steps a horizon of four."""
-    labels = np.where((Y == 2) & (np.arange(len(Y)) > 14), 0, Y)
-    assert np.bincount(labels).tolist() == [35, 20, 5]
+@pytest.mark.parametrize(
+    ("num_of_last", "horizon"),
+    [(5, 4), (20, 2)],  # 15 % of 24 steps, and 10 % of a short run
+)
+def test_the_loop_is_the_callback_without_lag(num_of_last, horizon):
+    is_left = np.cumsum(Y == 2) <= num_of_last
+    labels = np.where((Y == 2) & ~is_left, 0, Y)
+    assert np.bincount(labels).tolist() == [40 - num_of_last, 20, num_of_last]
     cbnn = by_callback(CBNNCallback(num_checkpoints=3), None, labels)
-    policy = Boosting(0.0)
     course = Course(
-        [8, 16, 24], lambda step: 0.05, policy, horizon=4, is_lag_free=True
+        [8, 16, 24],
+        lambda step: 0.05,
+        Boosting(0.0),
+        horizon=horizon,
+        is_lag_free=True,
     )
     compare(cbnn, course, labels, labels)
 
