@@ -7,7 +7,7 @@
 
 Candidates are the largest ratio of two sample weights, rules of trust (another
 reading of the same runs), and what a restart keeps. Nothing is computed from
-test data. docs/results.md says what decides; it was written before the first
+test data. docs/defaults.md says what decides; it was written before the first
 line was there. `run` continues where it stopped.
 """
 

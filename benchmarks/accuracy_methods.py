@@ -392,7 +392,7 @@ def oversampled(setting: Setting) -> dict[str, Outcome]:
 RESTARTS = {
     **{
         f"restarts={num}": functools.partial(_restarts, num=num)
-        for num in (2, 3, 6, 12)
+        for num in (2, 3, 6, 12, 24)
     },
     **{
         f"restarts={num}, keep=0.6": functools.partial(

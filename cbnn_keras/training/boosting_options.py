@@ -1,6 +1,6 @@
 """What a user says of weights, members and votes, and what is left open.
 
-The defaults are what `benchmarks/accuracy.py` speaks for; docs/results.md has
+The defaults are what `benchmarks/accuracy.py` speaks for; docs/defaults.md has
 the evidence. Where a run is resumed, what its script leaves open is as it was
 when the run began.
 """
