@@ -15,8 +15,7 @@ Expected: 1.70 % test error by plain fit and 1.48 % by CBNN (by seed 0.89 and
           0.89, 1.78 and 1.56, 2.44 and 2.00), log-loss 0.059 and 0.069; mean of
           three seeds. Better in error by one image of 450, which is nothing,
           and worse in log-loss for every seed: early members fit the training
-          set too, so that they vote, but are less sure. For seed 0 the last
-          member alone has 0.051.
+          set too, so that they vote, but are less sure.
 
 Lines that end in `# CBNN` are those that CBNN adds to the script or changes.
 """
