@@ -6,7 +6,8 @@
 Prints the processor time of `CBNNCallback(average=True)` against the same run
 with the model itself as members, plus the six passes in which statistics of
 BatchNorm are recomputed, measured in the same turns. Target: at most 1.03.
-With `--rare` a class is rare, so that averages are without lag.
+With `--rare` a class is rare, so that averages are without lag; so they are in
+runs of fewer than 20 epochs.
 """
 
 import argparse
