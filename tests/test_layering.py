@@ -85,6 +85,7 @@ def test_no_cycle_within_a_level():
 def test_arithmetic_and_command_line_load_without_tensorflow():
     arithmetic = ["boosting_policies", "schedules", "imbalance", "metrics"]
     arithmetic += ["calibration", "cascades", "labels", "patterns"]
+    arithmetic += ["auto_restarts", "cascade_choice", "trust"]
     names = [*arithmetic, "support.arguments", "commands.cli"]
     code = (
         f"import sys, {', '.join(f'cbnn_keras.{name}' for name in names)}; "

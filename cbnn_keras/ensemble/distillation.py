@@ -17,6 +17,7 @@ import tensorflow as tf
 from cbnn_keras.data.indexed import Augment, Samples
 from cbnn_keras.data.labelled_samples import LabelledSamples, counted
 from cbnn_keras.support import arguments
+from cbnn_keras.support.aliases import Keywords
 
 _NO_LABEL = -1  # whose one-hot row is all zeros
 _BYTES = tf.uint8
@@ -50,7 +51,7 @@ class Lesson:
             given = getattr(self, name)
             found = arguments.integer("distil", name, given, at_least=at_least)
             object.__setattr__(self, name, found)
-        limits: dict[str, dict[str, Any]] = {
+        limits: dict[str, Keywords] = {
             "temperature": {"above": 0, "allowed": "a number above 0"},
             "alpha": {
                 "at_least": 0,

@@ -19,6 +19,7 @@ from cbnn_keras.models.foreign import Foreign
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Header, Round, Settings
 from cbnn_keras.runs.run import MemoryRun, labels_id
+from cbnn_keras.support.aliases import Json
 from cbnn_keras.version import __version__
 
 DEFAULT_BATCH_SIZE = 32
@@ -46,7 +47,7 @@ class OneNetwork(Predictor):
             x, y = as_pair(x, f"{name}: the data")
         return LabelledSamples.read(x, y, self.classifier, names, name)
 
-    def _origin(self) -> dict[str, Any]:
+    def _origin(self) -> Json:
         """Which members a network was made of, for its manifest."""
         return {
             "made_of": self.run.header.method,

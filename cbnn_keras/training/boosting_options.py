@@ -15,6 +15,7 @@ from cbnn_keras import boosting
 from cbnn_keras.boosting_policies import Boosting
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.support import arguments
+from cbnn_keras.support.aliases import Json
 from cbnn_keras.trust import ALL, Trust
 
 _LAG_FREE = "lag_free"  # in the settings of a run
@@ -40,9 +41,9 @@ class Averaging:
     is_lag_free: bool = False
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Json:
         """What a run remembers of it, see `of_settings`."""
-        found: dict[str, Any] = {"average": self.horizon}
+        found: Json = {"average": self.horizon}
         return found | ({_LAG_FREE: True} if self.is_lag_free else {})
 
     @classmethod
