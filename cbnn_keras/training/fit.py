@@ -14,11 +14,11 @@ from cbnn_keras.runs.run import MethodState
 from cbnn_keras.support.aliases import Logs
 from cbnn_keras.support.console import Reporter
 from cbnn_keras.training.guards import GateKeeper, LookupGuard
-from cbnn_keras.training.plan import Phase, Plan
+from cbnn_keras.training.plan import Phase, Plan, set_rate
 from cbnn_keras.training.preemption import Preemption
 from cbnn_keras.training.rounds import Rounds
 from cbnn_keras.training.running_accuracy import RunningAccuracy
-from cbnn_keras.training.task import Task, bare_optimizer
+from cbnn_keras.training.task import Task
 
 _AVERAGE = "average/"  # in front of the names of arrays of members' weights
 
@@ -97,7 +97,7 @@ class Course:
         rate = self.plan.learning_rate(self.step + 1 - self.phase.first_step)
         if rate is not None:
             engine.in_use().sync(self.task.model)
-            bare_optimizer(self.task.model).learning_rate = rate
+            set_rate(self.task.model, rate, self.plan.compiled_rate)
 
     def advance(self, step: int) -> bool:
         """Goes on to a step, and takes a checkpoint if it is time for one.
@@ -186,9 +186,7 @@ class Course:
         self.end()
         if self.plan.compiled_rate is not None:
             # As the user compiled it, for another `fit`.
-            bare_optimizer(
-                self.task.model
-            ).learning_rate = self.plan.compiled_rate
+            set_rate(self.task.model, self.plan.compiled_rate)
         if not self.phase.is_last:
             self.rounds.end_phase(self.step, self.epoch)
             self._num_kept = self.epoch + 1

@@ -1,10 +1,12 @@
 """What a method is going to do in a run of known length."""
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import keras
+import numpy as np
 
 from cbnn_keras.boosting import Policy
 from cbnn_keras.runs.manifest import Round
@@ -182,7 +184,32 @@ def check_learning_rate(owner: str, plan: Plan, model: keras.Model) -> None:
 
 
 def compiled_rate(owner: str, model: keras.Model) -> float:
-    """The learning rate that the optimizer has, if it may be set.
+    """The learning rate that the optimizer was compiled with, if it may be set.
+# By optimizer, the rate that it was given last and the one that was compiled:
+# Keras tells nobody when an error or Ctrl-C ends a `fit`.
+_GIVEN: weakref.WeakKeyDictionary[
+    keras.optimizers.Optimizer, tuple[float, float]
+] = weakref.WeakKeyDictionary()
+
+
+def set_rate(
+    model: keras.Model, rate: float, compiled: float | None = None
+) -> None:
+    """Sets the learning rate of a model.
+
+    Args:
+        model: Compiled, with a number as learning rate.
+        rate: The rate.
+        compiled: What `compiled_rate` is to give until another rate is set by
+            anybody; None for the rate itself.
+    """
+    optimizer = bare_optimizer(model)
+    optimizer.learning_rate = rate
+    _GIVEN.pop(optimizer, None)
+    if compiled is not None:
+        _GIVEN[optimizer] = (rate, compiled)
+
+
 
     Raises:
         ValueError: If the optimizer was made with a schedule.
@@ -191,6 +218,9 @@ def compiled_rate(owner: str, model: keras.Model) -> float:
     rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
     try:
         optimizer.learning_rate = rate
+    given, compiled = _GIVEN.get(optimizer, (None, rate))
+    if given is not None and np.float32(given) == np.float32(rate):
+        return compiled
     except (AttributeError, TypeError):  # Keras has no other way to ask
         raise ValueError(
             f"{owner} sets the learning rate itself, but the "

@@ -186,6 +186,28 @@ def test_learning_rate_is_left_alone(options):
     assert set(rate.found) == {np.float32(0.05)}
 
 
+@pytest.mark.parametrize("options", [{"restarts": 3}, {"restarts": None}])
+def test_the_compiled_rate_outlasts_an_interrupted_fit(options):
+    """Keras tells nobody that a `fit` ended by an error or Ctrl-C."""
+    options["learning_rate"] = "cosine"
+    model = dense_model()
+    highest = float(model.optimizer.learning_rate)
+    with pytest.raises(Stop):
+        fit(StopAfter(epoch=1), model=lambda: model, **options)
+    assert float(model.optimizer.learning_rate) < 0.9 * highest
+    rates = AtStep(lambda m: float(m.optimizer.learning_rate), before=True)
+    cbnn, _ = fit(rates, model=lambda: model, **options)
+    assert cbnn.run.header.settings.own["highest_rate"] == highest
+    assert rates.found[0] == highest
+    assert float(model.optimizer.learning_rate) == highest
+    # What somebody else has set is what counts.
+    with pytest.raises(Stop):
+        fit(StopAfter(epoch=1), model=lambda: model, **options)
+    model.optimizer.learning_rate = 0.03125
+    cbnn, _ = fit(model=lambda: model, **options)
+    assert cbnn.run.header.settings.own["highest_rate"] == 0.03125
+
+
 def test_a_schedule_of_the_optimizer_goes_on_over_restarts():
     def make():
         decay = keras.optimizers.schedules.PolynomialDecay(0.05, 24, 0.0)
