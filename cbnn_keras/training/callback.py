@@ -292,7 +292,7 @@ class CBNNCallback(CheckpointCallback):
         settings = dict(checkpoints.settings)
         if self._num_phases > 1:
             settings["phases"] = self._num_phases
-        averaging, horizon = self._averaging(total_steps), None
+        averaging, horizon = self._averaging(*length), None
         if averaging is not None:
             settings |= averaging.settings
             horizon = max(round(averaging.horizon * checkpoints.length), 1)
@@ -314,14 +314,16 @@ class CBNNCallback(CheckpointCallback):
             averaging is not None and averaging.is_lag_free,
         )
 
-    def _averaging(self, total_steps: int) -> Averaging | None:
+    def _averaging(
+        self, total_steps: int, steps_per_epoch: int | None
+    ) -> Averaging | None:
         task = None if self._fit is None else self._fit.task
         if task is None or not self.boosting.asks_for_data:
             return self.boosting.averaging
         # An epoch of `fit` may be a part of a pass.
-        num_batches = task.weights.num_batches
+        num_batches = task.weights.num_batches or steps_per_epoch
         num_epochs = self.params["epochs"]
-        if num_batches is not None:
+        if num_batches:
             num_epochs = total_steps / num_batches
         return averaging_of(task.class_sums(), num_epochs)
 

@@ -147,6 +147,19 @@ def test_epochs_of_a_pipeline_are_passes_over_the_samples():
     assert cbnn.run.header.settings.own["average"] == 0.05
 
 
+def test_epochs_before_the_first_do_not_count():
+    """Fifteen epochs of a pipeline of one's own are a short run."""
+    x, y = blobs()
+    cbnn = CBNNCallback(score_data=(x, y))
+    samples = tf.data.Dataset.from_tensor_slices((x, y))
+    train = cbnn.attach_index(samples).batch(20)
+    train = train.map(lambda i, x, y: (x, y, cbnn.look_up(i)))
+    dense_model().fit(
+        train, initial_epoch=10, epochs=25, callbacks=[cbnn], verbose=0
+    )
+    assert cbnn.run.header.settings.own["average"] == 0.1
+
+
 def test_samples_that_weigh_more_are_not_rare():
     x, y = rare()
     cbnn = CBNNCallback(num_checkpoints=1)
