@@ -9,7 +9,7 @@ from cbnn_keras.auto_restarts import AUTO
 from cbnn_keras.data.labelled import as_pair
 from cbnn_keras.runs.manifest import Settings
 from cbnn_keras.support import arguments
-from cbnn_keras.training import fit_call, intervals
+from cbnn_keras.training import intervals
 from cbnn_keras.training.boosting_options import (
     Averaging,
     BoostingOptions,
@@ -262,10 +262,9 @@ class CBNNCallback(CheckpointCallback):
     def _see_validation_data(self, data: Any) -> None:
         if not self.restarting.are_auto or self._has_own_validation_data:
             return
-        held_out = fit_call.without_weights(data)
-        if held_out is not None:
-            as_pair(held_out, f"{self._name}(restarts='auto'): validation_data")
-        self.validation_data = held_out
+        if data is not None:
+            as_pair(data, f"{self._name}(restarts='auto'): validation_data")
+        self.validation_data = data
 
     @property
     def _is_boosted(self) -> bool:

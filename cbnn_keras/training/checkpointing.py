@@ -99,7 +99,7 @@ class CheckpointCallback(RunArguments, abc.ABC):
         pipeline, left = fit_call.divided(self, options)
         train = self.weighted(x, y, **pipeline)
         given = fit_call.validated(left, train)
-        self._see_validation_data(given.get("validation_data"))
+        self._see_validation_data(fit_call.held_out(given))
         try:
             return model.fit(train, **given)
         finally:

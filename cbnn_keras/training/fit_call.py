@@ -3,6 +3,7 @@
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from cbnn_keras.data.conversion import numbered_as
 from cbnn_keras.data.weighted_dataset import WeightedDataset
@@ -50,9 +51,12 @@ def validated(left: Keywords, train: WeightedDataset) -> Keywords:
     return left if data is None else {**left, "validation_data": data}
 
 
-def without_weights(validation_data: Any) -> Any:
-    """`(x, y)` of the `(x, y, sample_weight)` that `fit` takes, too."""
-    is_weighted = (
-        isinstance(validation_data, tuple) and len(validation_data) == 3
-    )
-    return validation_data[:2] if is_weighted else validation_data
+def held_out(left: Keywords) -> Any:
+    """What `model.fit` validates on, or None: `(x, y)` or a dataset."""
+    data = left.get("validation_data")
+    steps = left.get("validation_steps")
+    if isinstance(data, tf.data.Dataset) and steps is not None:
+        return data.take(steps)  # it may have no end
+    if isinstance(data, tuple) and len(data) == 3:
+        return data[:2]
+    return data
