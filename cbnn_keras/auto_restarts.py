@@ -29,7 +29,8 @@ class Cycles:
 
     Attributes:
         checkpoints: The steps with a checkpoint, the last of them the end.
-        is_compared: Whether what twice the steps bring was looked at at all.
+        compared: The last step at which was looked at what twice the steps
+            have brought, 0 if there was no such look.
         starts: The steps after which the model starts anew, none if it does
             not.
         enough: How many steps were enough, 0 without a restart.
@@ -39,7 +40,7 @@ class Cycles:
     """
 
     checkpoints: list[int]
-    is_compared: bool
+    compared: int
     starts: list[int] = dataclasses.field(default_factory=list)
     enough: int = 0
     voters: list[int] | None = None
@@ -97,6 +98,21 @@ class AutoRestarts:
         """All steps that can have a checkpoint."""
         return schedules.restart_steps(self.total_steps, self.num_parts)
 
+    @property
+    def most_checkpoints(self) -> int:
+        """How many checkpoints there are at the most.
+
+        >>> AutoRestarts(total_steps=240).most_checkpoints
+        13
+        """
+        looks = _looks(self.num_parts)
+        nums = [
+            num_before + len(self._starts(now)) + 1
+            for num_before, now in enumerate(looks[:-1])
+            if not now % 2 and now // 2 in looks
+        ]
+        return max(len(looks), *nums)
+
     def is_learnt(self, loss: float) -> bool:
         """Whether a held-out loss says more than how frequent classes are."""
         return loss < _LARGEST_SHARE * self.chance
@@ -120,7 +136,7 @@ class AutoRestarts:
         """
         looks = _looks(self.num_parts)
         at = dict(enumerate(self.steps, start=1))
-        is_compared = False
+        compared = 0
         for now in looks[:-1]:
             half = now // 2
             once, twice = losses.get(at[half]), losses.get(at[now])
@@ -129,18 +145,22 @@ class AutoRestarts:
             is_late = at[half] >= self.shortest
             if not (is_late and self.is_learnt(once)):
                 continue
-            is_compared = True
+            compared = at[now]
             if not twice < (1 - self.gain) * once:
-                # What is left over makes the last cycle longer.
-                ends = range(now, self.num_parts - half + 1, half)
-                starts = [at[part] for part in ends]
+                starts = [at[part] for part in self._starts(now)]
                 new = [*starts, self.total_steps]
                 so_far = [at[part] for part in looks if part < now]
                 enough = at[half]
                 return Cycles(
-                    [*so_far, *new], True, starts, enough, [enough, *new]
+                    [*so_far, *new], compared, starts, enough, [enough, *new]
                 )
-        return Cycles([at[part] for part in looks], is_compared)
+        return Cycles([at[part] for part in looks], compared)
+
+    def _starts(self, now: int) -> range:
+        """The parts after which the model starts anew, from a look on."""
+        half = now // 2
+        # What is left over makes the last cycle longer.
+        return range(now, self.num_parts - half + 1, half)
 
 
 def of_settings(

@@ -1,5 +1,6 @@
 """When a run starts anew, against a loop that is written another way."""
 
+import itertools
 import math
 
 import pytest
@@ -91,10 +92,10 @@ def test_nothing_is_decided_before_something_is_learnt():
     cycles = AutoRestarts(120, chance=0.693).cycles(flat)
     assert cycles.starts == [80]
     unlearnt = AutoRestarts(120, chance=0.693).cycles({10: 0.63, 20: 0.63})
-    assert not unlearnt.starts and not unlearnt.is_compared
+    assert not unlearnt.starts and not unlearnt.compared
     learnt = AutoRestarts(120, chance=0.693).cycles({10: 0.6, 20: 0.6})
-    assert learnt.starts and learnt.is_compared
-    assert AutoRestarts(120).cycles({10: 0.6, 20: 0.5}).is_compared
+    assert learnt.starts and learnt.compared == 20
+    assert AutoRestarts(120).cycles({10: 0.6, 20: 0.5}).compared == 20
 
 
 def test_the_rate_is_a_cosine_of_the_run_and_then_of_each_cycle():
@@ -110,6 +111,18 @@ def test_the_rate_is_a_cosine_of_the_run_and_then_of_each_cycle():
     assert undecided.rate(41, 0.2) == pytest.approx(
         0.1 * (math.cos(math.pi / 3) + 1)
     )
+
+
+@pytest.mark.parametrize("num_parts", [5, 12, 24, 36])
+def test_how_many_checkpoints_there_can_be(num_parts):
+    """As many as there are for the worst losses of all."""
+    rule = AutoRestarts(10 * num_parts, num_parts=num_parts)
+    looks = rule.cycles({}).checkpoints
+    found = [
+        rule.cycles({once: 0.5, twice: 0.5}).checkpoints
+        for once, twice in itertools.combinations(looks, 2)
+    ]
+    assert rule.most_checkpoints == max(map(len, [looks, *found]))
 
 
 def test_a_run_remembers_its_rule():

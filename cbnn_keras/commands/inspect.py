@@ -9,6 +9,7 @@ from rich.table import Table
 from cbnn_keras.calibration import CalibrationRecord
 from cbnn_keras.runs.directory import RunDirectory
 from cbnn_keras.runs.manifest import Json
+from cbnn_keras.runs.run import Run
 from cbnn_keras.support import files
 from cbnn_keras.support.console import printable
 
@@ -55,11 +56,17 @@ def inspect_run(
         "header": run.header.to_json(),
         "rounds": rounds,
         # What started anew by held-out data votes by its time, not by trust.
-        "restarts_after": [] if cycles is None else cycles.starts,
+        "restarts_after": [] if cycles is None else _made(cycles.starts, run),
         "calibration": None
         if run.calibration is None
         else run.calibration.to_json(),
     }
+
+
+def _made(starts: list[int], run: Run) -> list[int]:
+    """Those new starts that training has come to, as far as rounds tell."""
+    ends = [record.step for record in run.rounds if not record.is_final]
+    return [step for step in starts if step <= max(ends, default=0)]
 
 
 def print_run(content: Json) -> None:

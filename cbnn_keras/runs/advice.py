@@ -57,22 +57,28 @@ def _advice_by(rule: AutoRestarts, run: Run) -> str:
             f"After step {cycles.enough} twice the steps no longer helped on "
             f"held-out data: {num_new} of {len(voters)} members started anew."
         )
-    found = [record.validation_loss for record in run.rounds]
-    losses = [loss for loss in found if loss is not None]
-    if losses and not any(map(rule.is_learnt, losses)):
+    found = {record.step: record.validation_loss for record in run.rounds}
+    losses = {step: loss for step, loss in found.items() if loss is not None}
+    last = rule.cycles(losses)
+    if last.starts:  # by the loss of the final model
+        return (
+            f"After step {last.enough} twice the steps no longer helped on "
+            "held-out data, but training ended there."
+        )
+    if losses and not any(map(rule.is_learnt, losses.values())):
         return (
             "On held-out data the loss never was a tenth below that of knowing "
             "nothing but how frequent classes are: the model never started "
             "anew."
         )
-    if cycles is not None and cycles.is_compared:
+    if last.compared:
         return (
-            "Twice the steps still helped on held-out data: the model never "
-            "started anew."
+            f"Up to step {last.compared} of {rule.total_steps} twice the steps "
+            "still helped on held-out data: the model never started anew."
         )
     return (
-        "The run was too short to see whether twice the steps help on held-out "
-        "data: the model never started anew."
+        "There was no look at whether twice the steps help on held-out data, "
+        "as in a run that is too short for it: the model never started anew."
     )
 
 

@@ -284,10 +284,10 @@ class CBNNCallback(CheckpointCallback):
         actions = self.restarting.actions(*length, held_out)
         if actions is None:
             checkpoints = self._checkpoints(*length)
-            planned = checkpoints.steps
+            num_rounds = self._num_phases * len(checkpoints.steps)
         else:
             checkpoints = actions.checkpoints
-            planned = actions.due(checkpoints.steps)
+            num_rounds = actions.most_checkpoints
         settings = dict(checkpoints.settings)
         if self._num_phases > 1:
             settings["phases"] = self._num_phases
@@ -300,7 +300,6 @@ class CBNNCallback(CheckpointCallback):
             highest = compiled_rate("CBNNCallback", self.model)
             settings["highest_rate"] = highest
             rate = cosine(actions, total_steps, highest)
-        num_rounds = self._num_phases * len(planned)
         return Plan(
             checkpoints.steps,
             self.boosting.policy(num_rounds, self._num_classes),

@@ -178,6 +178,18 @@ class Course:
             self.rounds.add(self.step, self.epoch, is_final=is_final)
         elif is_final:
             self.rounds.make_last_final()  # taken at this very step
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """Gives a model that has just begun anew its last member again."""
+        if self.plan.actions is None or not self.plan.actions.starts_anew:
+            return
+        run = self.rounds.run
+        run.load_member(run.members[-1], self.task.model)
+        self.reporter.line(
+            f"{self.rounds.title}: training ended where the model had started "
+            f"anew: it holds its last member again, of step {run.members[-1]}"
+        )
 
     def finish(self) -> None:
         """Ends this `fit`, and the run with the last one."""

@@ -58,9 +58,11 @@ class Actions:
 
     Attributes:
         has_validation_losses: Whether rounds keep the loss on held-out data.
+        starts_anew: Whether the model can get other weights at a checkpoint.
     """
 
     has_validation_losses: ClassVar[bool] = False
+    starts_anew: ClassVar[bool] = False
 
     def begin(self, progress: Progress) -> None:
         """Called when a run begins, and not when it is resumed."""
@@ -183,8 +185,6 @@ def check_learning_rate(owner: str, plan: Plan, model: keras.Model) -> None:
     compiled_rate(owner, model)
 
 
-def compiled_rate(owner: str, model: keras.Model) -> float:
-    """The learning rate that the optimizer was compiled with, if it may be set.
 # By optimizer, the rate that it was given last and the one that was compiled:
 # Keras tells nobody when an error or Ctrl-C ends a `fit`.
 _GIVEN: weakref.WeakKeyDictionary[
@@ -210,17 +210,19 @@ def set_rate(
         _GIVEN[optimizer] = (rate, compiled)
 
 
+def compiled_rate(owner: str, model: keras.Model) -> float:
+    """The learning rate that the optimizer was compiled with, if it may be set.
 
     Raises:
         ValueError: If the optimizer was made with a schedule.
     """
     optimizer = bare_optimizer(model)
     rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate))
-    try:
-        optimizer.learning_rate = rate
     given, compiled = _GIVEN.get(optimizer, (None, rate))
     if given is not None and np.float32(given) == np.float32(rate):
         return compiled
+    try:
+        optimizer.learning_rate = rate
     except (AttributeError, TypeError):  # Keras has no other way to ask
         raise ValueError(
             f"{owner} sets the learning rate itself, but the "

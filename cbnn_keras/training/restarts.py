@@ -83,6 +83,8 @@ class Restarting(Actions):
         checkpoints: The same.
     """
 
+    starts_anew = True
+
     def __init__(self, new_starts: NewStarts, checkpoints: Checkpoints) -> None:
         self._new_starts = new_starts
         self.checkpoints = checkpoints
@@ -92,6 +94,11 @@ class Restarting(Actions):
         """The learning rate: a cosine from `highest` in every cycle."""
         ends = self.checkpoints.steps
         return schedules.annealed_rate(step, ends, highest)
+
+    @property
+    def most_checkpoints(self) -> int:
+        """How many checkpoints there are at the most."""
+        return len(self.checkpoints.steps)
 
     def begin(self, progress: Progress) -> None:
         model = progress.task.model
@@ -159,6 +166,10 @@ class AutoRestarting(Restarting):
         self._rule = rule
         self._losses: dict[int, float] = {}
         self._cycles = rule.cycles(self._losses)  # asked for in every step
+
+    @property
+    def most_checkpoints(self) -> int:
+        return self._rule.most_checkpoints
 
     def rate(self, step: int, highest: float) -> float:
         return self._cycles.rate(step, highest)

@@ -65,8 +65,9 @@ def run_with(
         (
             [9, 0],
             AutoRestarts(1200, chance=1.0).settings,
-            "The run was too short to see whether twice the steps help on "
-            "held-out data: the model never started anew.",
+            "There was no look at whether twice the steps help on held-out "
+            "data, as in a run that is too short for it: the model never "
+            "started anew.",
         ),
         (
             [8, 3],
@@ -92,8 +93,8 @@ def test_advice(errors, own, expected):
     [
         # Looks after 100, 150, 200 of 1200 steps and so on.
         ([1.0, 0.95, 0.9], "^On held-out data the loss never was a tenth "),
-        ([1.0, 0.95, 0.89], "^The run was too short to see whether twice"),
-        ([0.8, 0.7, 0.7], "^Twice the steps still helped on held-out data"),
+        ([1.0, 0.95, 0.89], "^There was no look at whether twice the"),
+        ([0.8, 0.7, 0.7], "^Up to step 200 of 1200 twice the steps still"),
         ([0.8, 0.79, 0.7], "^After step 100 twice the steps no longer help"),
     ],
 )

@@ -18,7 +18,9 @@ from test_restarts import fit as fit_epochs
 from test_resume import Stop, StopAfter, contents
 
 from cbnn_keras import CBNNCallback, CheckpointEnsemble, RunError
+from cbnn_keras.boosting import stage_vote
 from cbnn_keras.commands import cli
+from cbnn_keras.commands.inspect import inspect_run
 from cbnn_keras.runs.advice import restart_advice
 
 X, Y = blobs(20)
@@ -74,8 +76,8 @@ def test_as_long_as_twice_the_steps_help_it_is_one_cosine():
         s for s, e in zip(LOOKS, errors, strict=True) if e <= errors[-1] + 0.005
     ]
     assert restart_advice(cbnn.run) == (
-        "Twice the steps still helped on held-out data: the model never "
-        "started anew."
+        "Up to step 16 of 24 twice the steps still helped on held-out data: "
+        "the model never started anew."
     )
 
 
@@ -221,6 +223,18 @@ def test_a_run_directory_remembers(flat, tmp_path, capsys):
     assert "not trusted" not in printed
 
 
+@quiet
+def test_inspect_tells_the_restarts_that_were_made(flat, tmp_path):
+    """Not those that would have come."""
+    directory = tmp_path / "run"
+    options = {"restarts": "auto", "validation_data": (X, Y)}
+    fit(StoppingAfter(9), directory=directory, **options)
+    assert inspect_run(directory)["restarts_after"] == [4, 6, 8]
+    with pytest.raises(Stop):
+        fit(StopAfter(epoch=6), directory=tmp_path / "other", **options)
+    assert inspect_run(tmp_path / "other")["restarts_after"] == [4, 6]
+
+
 @pytest.mark.large
 def test_without_a_restart_members_are_a_soup():
     cbnn, _ = fit(model=slow_model, restarts="auto", validation_data=(X, Y))
@@ -244,6 +258,44 @@ def test_callback_fit_passes_held_out_data_on(how):
         **{how: options[how]},
     )
     assert all("validation_loss" in record for record in cbnn.history)
+
+
+@quiet
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras'
+def test_held_out_data_without_an_end(flat):
+    """As many batches of them as `fit` is told to take."""
+
+    def endless():
+        for _ in range(2000):
+            yield X, Y
+        pytest.fail("All of it was read.")
+
+    batches = tf.data.Dataset.from_generator(
+        endless,
+        output_signature=(
+            tf.TensorSpec(X.shape, tf.float32),
+            tf.TensorSpec(Y.shape, tf.int64),
+        ),
+    )
+    cbnn = CBNNCallback(restarts="auto")
+    options = {"epochs": 24, "batch_size": 20, "verbose": 0}
+    cbnn.fit(
+        dense_model(),
+        X,
+        Y,
+        validation_data=batches,
+        validation_steps=2,
+        **options,
+    )
+    assert all("validation_loss" in record for record in cbnn.history)
+
+
+def test_weights_part_no_further_than_they_may():
+    """However many checkpoints there are: 13, and no update after the last."""
+    cbnn, _ = fit(restarts="auto", validation_data=(X, Y), largest_ratio=1.2)
+    expected = 12 * stage_vote(0.05, num_classes=3)
+    rate = cbnn.run.header.settings.policy.deviation_rate
+    assert rate == pytest.approx(math.log(1.2) / expected)
 
 
 def test_held_out_data_of_one_fit_are_not_those_of_the_next():
@@ -363,6 +415,35 @@ def test_the_last_one_of_a_run_that_stopped_votes_if_it_had_time(flat):
     assert [r["step"] for r in at_look.history] == [2, 3, 4]
     assert not at_look.run.auto_cycles.starts
     assert at_look.ensemble().members[-1]["step"] == 4
+    assert restart_advice(at_look.run) == (
+        "After step 2 twice the steps no longer helped on held-out data, but "
+        "training ended there."
+    )
+
+
+@quiet
+@pytest.mark.parametrize(("restarts", "end"), [("auto", 4), (6, 8)])
+def test_training_that_ends_where_the_model_starts_anew(
+    flat, restarts, end, capsys
+):
+    """It is no new model that `fit` leaves."""
+    keras.utils.set_random_seed(1)
+    model = dense_model()
+    cbnn = CBNNCallback(restarts=restarts, validation_data=(X, Y))
+    model.fit(
+        cbnn.weighted(X, Y, batch_size=20, seed=1),
+        epochs=24,
+        callbacks=[cbnn, StoppingAfter(end)],
+        verbose=2,
+    )
+    with cbnn.ensemble("all").member(end) as member:
+        expected = weights(member)
+    for ours, theirs in zip(weights(model), expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert (
+        "training ended where the model had started anew: it holds its last "
+        f"member again, of step {end}" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.filterwarnings("ignore:At step")
