@@ -66,6 +66,7 @@ class Course:
         self.epoch = 0
         self.is_done = is_done
         self._num_kept = num_kept
+        self._begun_anew_at: int | None = None
         self.is_finished = False
         self._steps = [phase.first_step + s for s in plan.steps]
         self.pending = [s for s in self._steps if s > self.step]
@@ -136,6 +137,7 @@ class Course:
 
     def begin_anew(self, share: float = 1.0) -> None:
         """Forgets the weights so far: the model got others."""
+        self._begun_anew_at = self.step
         horizon = max(round(share * (self.plan.horizon or 1)), 1)
         self.rounds.member_weights.begin_anew(horizon)
 
@@ -178,12 +180,11 @@ class Course:
             self.rounds.add(self.step, self.epoch, is_final=is_final)
         elif is_final:
             self.rounds.make_last_final()  # taken at this very step
-            self._take_back()
+            if self._begun_anew_at == self.step:
+                self._take_back()
 
     def _take_back(self) -> None:
         """Gives a model that has just begun anew its last member again."""
-        if self.plan.actions is None or not self.plan.actions.starts_anew:
-            return
         run = self.rounds.run
         run.load_member(run.members[-1], self.task.model)
         self.reporter.line(

@@ -58,11 +58,9 @@ class Actions:
 
     Attributes:
         has_validation_losses: Whether rounds keep the loss on held-out data.
-        starts_anew: Whether the model can get other weights at a checkpoint.
     """
 
     has_validation_losses: ClassVar[bool] = False
-    starts_anew: ClassVar[bool] = False
 
     def begin(self, progress: Progress) -> None:
         """Called when a run begins, and not when it is resumed."""

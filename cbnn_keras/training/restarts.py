@@ -83,8 +83,6 @@ class Restarting(Actions):
         checkpoints: The same.
     """
 
-    starts_anew = True
-
     def __init__(self, new_starts: NewStarts, checkpoints: Checkpoints) -> None:
         self._new_starts = new_starts
         self.checkpoints = checkpoints

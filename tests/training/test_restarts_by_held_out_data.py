@@ -422,6 +422,23 @@ def test_the_last_one_of_a_run_that_stopped_votes_if_it_had_time(flat):
 
 
 @quiet
+def test_training_that_ends_at_a_look_leaves_the_model_as_it_is(flat, capsys):
+    """Nothing starts anew after the second one, of step 3."""
+    keras.utils.set_random_seed(1)
+    model, raw = dense_model(), AtStep(weights)
+    cbnn = CBNNCallback(restarts="auto", validation_data=(X, Y))
+    model.fit(
+        cbnn.weighted(X, Y, batch_size=20, seed=1),
+        epochs=24,
+        callbacks=[cbnn, raw, StoppingAfter(3)],
+        verbose=2,
+    )
+    for ours, theirs in zip(weights(model), raw.found[-1], strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert "holds its last member" not in capsys.readouterr().out
+
+
+@quiet
 @pytest.mark.parametrize(("restarts", "end"), [("auto", 4), (6, 8)])
 def test_training_that_ends_where_the_model_starts_anew(
     flat, restarts, end, capsys
